@@ -1,0 +1,194 @@
+#include "client/cpp/block_receiver.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/client_state.h"
+#include "kernels/core/checksum.h"
+#include "kernels/core/status_macros.h"
+#include "proto/convert.h"
+
+namespace kvstow {
+namespace {
+
+// A block's units, each aligned. Codecs are smaller than the rows or a few bytes larger.
+int64_t BlockMemoryBytes(const BlockLayout& layout) {
+  int64_t bytes = 0;
+  for (const PlaneInfo& plane : layout.planes()) {
+    const PlaneShape shape = ShapeOf(layout, plane);
+    int64_t largest = plane.row_bytes;
+    for (const Codec& codec : AllCodecs()) {
+      if (codec.accepts(shape)) largest = std::max(largest, codec.plane_bytes(shape));
+    }
+    bytes += AlignPayload(largest);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+BlockReceiver::BlockReceiver(const Model& model, absl::Span<const BlockKey> keys)
+    : model_(model),
+      keys_(keys),
+      statuses_(keys.size()),
+      memory_bytes_(BlockMemoryBytes(*model.layout)) {
+  memory_.reset(new std::byte[memory_bytes_]);
+}
+
+void BlockReceiver::End(const absl::Status& status) {
+  statuses_[block_idx_] = status;
+  progress_ = Progress::kDone;
+}
+
+void BlockReceiver::EndCorrupt(const absl::Status& why) {
+  corrupt_.push_back(static_cast<int32_t>(block_idx_));
+  End(absl::DataLossError(absl::StrCat("block ", block_idx_, ": ", why.message())));
+}
+
+absl::StatusOr<const ReceivedBlock*> BlockReceiver::OnFrame(const GetFrameHeader& header,
+                                                            const FramePayload& payload) {
+  received_bytes_ += payload.size();
+  const int64_t block_idx = header.block_idx;
+  if (block_idx >= static_cast<int64_t>(keys_.size()) || block_idx < block_idx_) {
+    return absl::InternalError(absl::StrCat("get: a frame of block ", block_idx, " after block ",
+                                            block_idx_, ", with ", keys_.size(), " asked for"));
+  }
+  if (block_idx != block_idx_) StartBlock(header);
+  if (progress_ == Progress::kDone) return nullptr;  // refused before: the rest of it is no news
+  if (header.code != 0) {
+    const absl::Status status(
+        header.code >= 1 && header.code <= 16 ? static_cast<absl::StatusCode>(header.code)
+                                              : absl::StatusCode::kUnknown,
+        absl::StrCat("block ", block_idx, ": ",
+                     header.code == static_cast<int>(absl::StatusCode::kNotFound)
+                         ? std::string("not stored")
+                         : absl::StrCat("the service answered code ", header.code)));
+    End(status);
+    return nullptr;
+  }
+  absl::Status status;
+  if (progress_ == Progress::kNone) status = CheckFirstFrame(header);
+  if (status.ok()) status = TakeUnits(header, payload);
+  if (!status.ok()) {
+    EndCorrupt(status);
+    return nullptr;
+  }
+  progress_ = Progress::kSome;
+  if (block_.units.size() < static_cast<size_t>(model_.layout->num_planes())) return nullptr;
+  End(absl::OkStatus());
+  return &block_;
+}
+
+// Ends the block before, whether it is complete or not.
+void BlockReceiver::StartBlock(const GetFrameHeader& header) {
+  if (progress_ != Progress::kDone) {
+    EndCorrupt(absl::DataLossError("the service sent no end of it"));
+  }
+  for (++block_idx_; block_idx_ < static_cast<int64_t>(header.block_idx); ++block_idx_) {
+    End(absl::DataLossError(
+        absl::StrCat("block ", block_idx_, ": the service sent nothing of it")));
+  }
+  ++num_answered_;
+  progress_ = Progress::kNone;
+  used_bytes_ = 0;
+  block_.block_idx = static_cast<int32_t>(block_idx_);
+  block_.units.clear();
+}
+
+absl::Status BlockReceiver::CheckFirstFrame(const GetFrameHeader& header) const {
+  if (header.key != keys_[block_idx_].AsStringView()) {
+    return absl::DataLossError("its key is another one");
+  }
+  if (header.fingerprint != model_.fingerprint.AsStringView()) {
+    return absl::DataLossError("it belongs to another model");
+  }
+  const BlockLayout& layout = *model_.layout;
+  if (header.num_units != static_cast<uint32_t>(layout.num_planes())) {
+    return absl::DataLossError(
+        absl::StrCat(header.num_units, " units, want ", layout.num_planes()));
+  }
+  if (header.num_tokens != static_cast<uint32_t>(layout.tokens_per_block())) {
+    return absl::DataLossError(
+        absl::StrCat(header.num_tokens, " tokens, want ", layout.tokens_per_block()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CodecId> BlockReceiver::CheckUnit(int32_t plane_idx, uint32_t codec,
+                                                 uint32_t unit_bytes) const {
+  KVSTOW_ASSIGN_OR_RETURN(const CodecId id, CodecIdFromWire(codec));
+  const PlaneInfo& plane = model_.layout->plane(plane_idx);
+  const PlaneShape shape = ShapeOf(*model_.layout, plane);
+  int64_t want_bytes = plane.row_bytes;
+  if (id != CodecId::kRaw) {
+    const Codec& known = *FindCodec(id);
+    if (!known.accepts(shape)) {
+      return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": codec ",
+                                              std::string(known.name), " does not fit the plane"));
+    }
+    want_bytes = known.plane_bytes(shape);
+  }
+  if (unit_bytes != want_bytes) {
+    return absl::DataLossError(
+        absl::StrCat("unit ", plane_idx, ": ", unit_bytes, " bytes, want ", want_bytes));
+  }
+  return id;
+}
+
+absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FramePayload& payload) {
+  const size_t num_units = header.unit_xxh3.size();
+  const auto first_unit = static_cast<uint32_t>(block_.units.size());
+  if (header.first_unit != first_unit) {
+    return absl::DataLossError(
+        absl::StrCat("unit ", header.first_unit, " came, want unit ", first_unit));
+  }
+  if (num_units == 0 || header.unit_bytes.size() != num_units ||
+      header.unit_codec.size() != num_units ||
+      num_units > static_cast<size_t>(model_.layout->num_planes()) - first_unit) {
+    return absl::DataLossError(
+        absl::StrCat("a frame of ", num_units, " checksums, ", header.unit_bytes.size(),
+                     " lengths and ", header.unit_codec.size(), " codecs at unit ", first_unit));
+  }
+  int64_t at = 0;  // in the payload
+  for (size_t i = 0; i < num_units; ++i) {
+    const int32_t plane_idx = static_cast<int32_t>(first_unit + i);
+    const int64_t unit_bytes = header.unit_bytes[i];
+    KVSTOW_ASSIGN_OR_RETURN(const CodecId codec,
+                            CheckUnit(plane_idx, header.unit_codec[i], header.unit_bytes[i]));
+    at = AlignPayload(at);
+    if (at + unit_bytes > payload.size()) {
+      return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": cut short"));
+    }
+    // Copied and hashed unit by unit, while it is in cache.
+    const absl::Span<std::byte> unit(memory_.get() + used_bytes_, unit_bytes);
+    payload.CopyTo(at, unit);
+    if (Xxh3(unit) != header.unit_xxh3[i]) {
+      return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": its checksum differs"));
+    }
+    block_.units.push_back({.codec = codec, .bytes = unit});
+    used_bytes_ = AlignPayload(used_bytes_ + unit_bytes);
+    at += unit_bytes;
+  }
+  if (payload.size() > AlignPayload(at)) {
+    return absl::DataLossError(
+        absl::StrCat(payload.size() - at, " bytes follow the frame's last unit"));
+  }
+  return absl::OkStatus();
+}
+
+void BlockReceiver::OnEnd(const absl::Status& status) {
+  const auto rest = [&](const char* what) {
+    return status.ok() ? absl::DataLossError(absl::StrCat("block ", block_idx_, ": ", what))
+                       : status;
+  };
+  if (progress_ != Progress::kDone) {
+    if (status.ok()) corrupt_.push_back(static_cast<int32_t>(block_idx_));
+    End(rest("the service sent no end of it"));
+  }
+  for (++block_idx_; block_idx_ < static_cast<int64_t>(keys_.size()); ++block_idx_) {
+    End(rest("the service sent nothing of it"));
+  }
+}
+
+}  // namespace kvstow

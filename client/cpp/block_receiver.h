@@ -1,0 +1,79 @@
+// BlockReceiver: turns the frames of a Get into whole, checked blocks. Private to the client
+// library.
+//
+// A block is complete when every unit is there and fits: key, fingerprint, order, codec, length and
+// XXH3. Only then is it handed on; until then, and for ever where something is wrong, nothing of it
+// is seen. Holds one block.
+//
+// Thread safety: none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/cpp/kv_client.h"
+#include "proto/frames.h"
+
+namespace kvstow {
+
+// A complete block: its units in plane order, as they are stored.
+struct ReceivedBlock {
+  struct Unit {
+    CodecId codec = CodecId::kRaw;
+    absl::Span<const std::byte> bytes;
+  };
+  int32_t block_idx = 0;
+  std::vector<Unit> units;
+};
+
+class BlockReceiver {
+ public:
+  BlockReceiver(const Model& model, absl::Span<const BlockKey> keys);
+
+  // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
+  // An error is one of the stream: what comes after it has no meaning.
+  absl::StatusOr<const ReceivedBlock*> OnFrame(const GetFrameHeader& header,
+                                               const FramePayload& payload);
+
+  // No more frames: blocks without an end get `status`, or kDataLoss where that is OK.
+  void OnEnd(const absl::Status& status);
+
+  // Per key, after OnEnd: OK, kNotFound, kDataLoss, or why it did not come.
+  const std::vector<absl::Status>& statuses() const { return statuses_; }
+  // Blocks that came and did not stand the checks.
+  const std::vector<int32_t>& corrupt_block_idxs() const { return corrupt_; }
+  // Blocks of which the service said something.
+  int64_t num_answered() const { return num_answered_; }
+  int64_t received_bytes() const { return received_bytes_; }
+
+ private:
+  enum class Progress { kNone, kSome, kDone };
+
+  void StartBlock(const GetFrameHeader& header);
+  absl::Status CheckFirstFrame(const GetFrameHeader& header) const;
+  absl::Status TakeUnits(const GetFrameHeader& header, const FramePayload& payload);
+  absl::StatusOr<CodecId> CheckUnit(int32_t plane_idx, uint32_t codec, uint32_t unit_bytes) const;
+  void End(const absl::Status& status);
+  void EndCorrupt(const absl::Status& why);
+
+  const Model& model_;
+  const absl::Span<const BlockKey> keys_;
+  std::vector<absl::Status> statuses_;
+  std::vector<int32_t> corrupt_;
+  int64_t num_answered_ = 0;
+  int64_t received_bytes_ = 0;
+
+  // The block in progress.
+  int64_t block_idx_ = -1;
+  Progress progress_ = Progress::kDone;
+  std::unique_ptr<std::byte[]> memory_;  // of a whole block
+  int64_t memory_bytes_ = 0;
+  int64_t used_bytes_ = 0;
+  ReceivedBlock block_;
+};
+
+}  // namespace kvstow

@@ -1,0 +1,175 @@
+// KvClient: what an inference engine links to put KV into kvstow and to get it back.
+//
+//   KVSTOW_ASSIGN_OR_RETURN(auto client, KvClient::Create({.target = "unix:/run/kvstow.sock"}));
+//   KVSTOW_ASSIGN_OR_RETURN(Model model, client->RegisterModel(spec));
+//   KVSTOW_ASSIGN_OR_RETURN(PutSummary put, client->Put(model, {.context = context, .tokens =
+//   tokens,
+//                                                               .layers = layers, .codec =
+//                                                               codec}));
+//   KVSTOW_ASSIGN_OR_RETURN(GetSummary got, client->Get(model, keys, layers));
+//   // got.num_leading blocks are in `layers`; the engine computes the rest.
+//
+// Losing the service costs latency, never correctness: every call ends by its deadline, and while
+// the breaker is open calls answer kUnavailable at once. Bytes are checked (XXH3 of every unit, key
+// and fingerprint of every block) before they reach the caller's memory; what fails is a miss.
+//
+// Thread safety: all methods may be called at once. PutSession: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/breaker.h"
+#include "kernels/codec/codec.h"
+#include "kernels/core/block_key.h"
+#include "kernels/core/block_layout.h"
+#include "kernels/core/model_spec.h"
+#include "kernels/layout/planes.h"
+
+namespace kvstow {
+
+// glibc gives large buffers back to the kernel and touches their pages anew for every message,
+// which halves the rate of Put and Get. A program that moves much KV calls this at the start of
+// main; the library does not, because it is the process's setting (the M_MMAP_THRESHOLD and
+// M_TRIM_THRESHOLD of mallopt).
+void TuneMallocForBulkTransfers();
+
+struct KvClientOptions {
+  std::string target = "unix:/tmp/kvstow.sock";  // "unix:PATH" or "HOST:PORT"
+  int num_channels = 2;                          // two carry more than one, four no more than two
+  absl::Duration control_timeout = absl::Seconds(5);  // of one control call
+  absl::Duration data_timeout = absl::Seconds(60);    // of one whole Put or Get
+  BreakerOptions breaker;
+
+  absl::Status Validate() const;
+};
+
+// Where quantization runs.
+enum class CompressAt { kService, kWorker };
+
+// A registered model.
+struct Model {
+  ModelSpec spec;
+  Digest fingerprint;
+  std::shared_ptr<const BlockLayout> layout;
+};
+
+// The engine's memory of one layer; token 0 of each view is token 0 of the prompt. `v` is unused
+// for layers without values (MLA).
+struct LayerRows {
+  RowsView k;
+  RowsView v;
+};
+
+struct PutRequest {
+  KeyContext context;                  // context.fingerprint is filled in from the model
+  absl::Span<const int32_t> tokens;    // of the whole prompt
+  absl::Span<const LayerRows> layers;  // one per layer
+  CodecChoice codec;
+  CompressAt compress_at = CompressAt::kService;
+  bool durable = false;  // return when the blocks would survive kill -9
+};
+
+struct PutSummary {
+  std::vector<BlockKey> keys;  // of all full blocks
+  int32_t num_stored = 0;      // sealed by this call
+  int32_t num_existing = 0;    // there before: nothing was sent
+  int32_t num_refused = 0;     // at a limit; `first_refusal` says which
+  absl::Status first_refusal;
+  int64_t num_leftover_tokens = 0;  // after the last full block: not stored
+  int64_t sent_bytes = 0;           // payload on the wire
+};
+
+struct LookupSummary {
+  std::vector<BlockKey> keys;
+  std::vector<uint8_t> locations;  // LocationBit values of control.proto, per key
+  int32_t num_leading = 0;
+};
+
+struct GetSummary {
+  int32_t num_leading = 0;           // blocks of the prefix that are now in the caller's memory
+  std::vector<absl::Status> blocks;  // per key: OK, kNotFound, kDataLoss (checked and refused)
+  int64_t received_bytes = 0;        // payload on the wire
+};
+
+// What the store keeps of a block, fetched without decoding.
+struct EncodedUnit {
+  CodecId codec = CodecId::kRaw;
+  std::vector<std::byte> bytes;
+};
+struct EncodedBlock {
+  absl::Status status;
+  std::vector<EncodedUnit> units;
+};
+
+struct ClientState;  // private to the library
+class PutSession;
+
+class KvClient {
+ public:
+  // Connects lazily: never waits for the service. kInvalidArgument for bad options.
+  static absl::StatusOr<std::unique_ptr<KvClient>> Create(const KvClientOptions& options);
+  ~KvClient();
+
+  absl::StatusOr<Model> RegisterModel(const ModelSpec& spec);
+  absl::StatusOr<Model> GetModel(const Digest& fingerprint);
+
+  // kInvalidArgument: no keys, or more than 65,536.
+  absl::StatusOr<LookupSummary> Lookup(absl::Span<const BlockKey> keys);
+  // One call for a whole prompt. kInvalidArgument: no tokens or more than 1,048,576.
+  absl::StatusOr<LookupSummary> Lookup(const Model& model, const KeyContext& context,
+                                       absl::Span<const int32_t> tokens);
+
+  // Stores the full blocks of a prompt.
+  //   kInvalidArgument  fewer tokens than one block, wrong number of layers; nothing was sent
+  absl::StatusOr<PutSummary> Put(const Model& model, const PutRequest& request);
+
+  // The same layer by layer: upload layer l while layer l + 1 is computed. `request.layers` may be
+  // empty. The session aborts what was not finished when it is destroyed.
+  absl::StatusOr<std::unique_ptr<PutSession>> StartPut(const Model& model,
+                                                       const PutRequest& request);
+
+  // Fills `layers` with the blocks named by `keys`: block i holds tokens
+  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched.
+  absl::StatusOr<GetSummary> Get(const Model& model, absl::Span<const BlockKey> keys,
+                                 absl::Span<const LayerRows> layers, int64_t first_token = 0);
+
+  // The units as they are stored, checked; for tools and tests.
+  absl::StatusOr<std::vector<EncodedBlock>> GetEncoded(const Model& model,
+                                                       absl::Span<const BlockKey> keys);
+
+  absl::StatusOr<int64_t> Delete(absl::Span<const BlockKey> keys);
+
+  // Counters of this client; "closed", "open", "half-open".
+  BreakerState breaker_state() const;
+  int64_t corrupt_blocks() const;  // refused by this client's checks
+
+ private:
+  explicit KvClient(std::shared_ptr<ClientState> state);
+  std::shared_ptr<ClientState> state_;
+};
+
+// A put in progress.
+class PutSession {
+ public:
+  ~PutSession();
+  // Sends the planes of one layer of all blocks. Each layer once, in any order. Returns when the
+  // rows are read: the caller may overwrite them.
+  absl::Status PutLayer(int32_t layer_idx, const LayerRows& rows);
+  // Seals. kFailedPrecondition: layers are missing.
+  absl::StatusOr<PutSummary> Finish();
+
+ private:
+  friend class KvClient;
+  struct State;
+  explicit PutSession(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvstow

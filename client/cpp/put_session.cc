@@ -1,0 +1,207 @@
+// Put: whole prompts, in batches that each are reserved, sent and sealed; and PutSession: the same
+// layer by layer over one batch.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/client_state.h"
+#include "client/cpp/kv_client.h"
+#include "client/cpp/put_batch.h"
+#include "kernels/core/status_macros.h"
+#include "proto/convert.h"
+
+namespace kvstow {
+namespace {
+
+// Blocks of one batch: what is reserved but not yet sealed cannot be evicted by the service, and a
+// ticket does not live for ever.
+constexpr int64_t kBatchBytes = int64_t{64} << 20;
+
+absl::Status CheckView(const std::string& name, const RowsView& view, const PlaneInfo& plane,
+                       const BlockLayout& layout) {
+  if (view.data == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": null pointer, want the layer's rows"));
+  }
+  const int64_t row_bytes = plane.row_bytes / layout.tokens_per_block();
+  for (const auto& [field, stride] : {std::pair{".token_stride_bytes", view.token_stride_bytes},
+                                      std::pair{".head_stride_bytes", view.head_stride_bytes}}) {
+    if (stride < row_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, field, ": ", stride, " bytes, want at least a row of ", row_bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, const Model& model,
+                                 const PutRequest& request) {
+  const int32_t tokens_per_block = model.layout->tokens_per_block();
+  const size_t num_tokens = request.tokens.size();
+  if (num_tokens < static_cast<size_t>(tokens_per_block)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokens: ", num_tokens, " tokens, want at least one block of ", tokens_per_block));
+  }
+  KVSTOW_RETURN_IF_ERROR(CheckNumTokens(static_cast<int64_t>(num_tokens), "tokens"));
+  KVSTOW_RETURN_IF_ERROR(CheckKeyContext(request.context));
+  KeyContext context = request.context;
+  context.fingerprint = model.fingerprint;
+  return PutPlan{.client = client,
+                 .model = model,
+                 .keys = ChainKeys(context, request.tokens, tokens_per_block),
+                 .codec = request.codec,
+                 .compress_at = request.compress_at,
+                 .durable = request.durable};
+}
+
+PutSummary NewSummary(const PutPlan& plan, size_t num_tokens) {
+  PutSummary summary;
+  summary.keys = plan.keys;
+  summary.num_leftover_tokens =
+      static_cast<int64_t>(num_tokens % plan.model.layout->tokens_per_block());
+  return summary;
+}
+
+void Count(const PutOutcome& outcome, PutSummary& summary) {
+  if (outcome.status.ok()) {
+    ++summary.num_stored;
+  } else if (absl::IsAlreadyExists(outcome.status)) {
+    ++summary.num_existing;
+  } else {
+    ++summary.num_refused;
+    if (summary.first_refusal.ok()) summary.first_refusal = outcome.status;
+  }
+}
+
+}  // namespace
+
+absl::Status CheckNumLayers(const BlockLayout& layout, size_t num_layers) {
+  if (num_layers == static_cast<size_t>(layout.num_layers())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("layers: ", num_layers, ", want ", layout.num_layers(), " as the model has"));
+}
+
+absl::Status CheckRows(const BlockLayout& layout, int32_t first_layer,
+                       absl::Span<const LayerRows> layers) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const int32_t layer_idx = first_layer + static_cast<int32_t>(i);
+    const std::string name = absl::StrCat("layers[", layer_idx, "]");
+    const int32_t first_plane = layout.first_plane_of_layer(layer_idx);
+    const int32_t last_plane = first_plane + layout.num_planes_of_layer(layer_idx) - 1;
+    KVSTOW_RETURN_IF_ERROR(CheckView(name + ".k", layers[i].k, layout.plane(first_plane), layout));
+    if (layout.plane(last_plane).role != Role::kValue) continue;
+    KVSTOW_RETURN_IF_ERROR(CheckView(name + ".v", layers[i].v, layout.plane(last_plane), layout));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PutSummary> KvClient::Put(const Model& model, const PutRequest& request) {
+  KVSTOW_ASSIGN_OR_RETURN(const PutPlan plan, MakePlan(state_, model, request));
+  KVSTOW_RETURN_IF_ERROR(CheckNumLayers(*model.layout, request.layers.size()));
+  KVSTOW_RETURN_IF_ERROR(CheckRows(*model.layout, 0, request.layers));
+  const Connection& connection = *state_->connection;
+  const absl::Time deadline = connection.clock().Now() + connection.options().data_timeout;
+  PutSummary summary = NewSummary(plan, request.tokens.size());
+
+  std::vector<int32_t> waiting(plan.keys.size());
+  for (size_t i = 0; i < waiting.size(); ++i) waiting[i] = static_cast<int32_t>(i);
+  const size_t batch_blocks = static_cast<size_t>(
+      std::clamp<int64_t>(kBatchBytes / model.layout->block_bytes(), 1, kMaxBlocksPerReserve));
+  while (!waiting.empty()) {
+    const size_t count = std::min(batch_blocks, waiting.size());
+    PutBatch batch(plan);
+    KVSTOW_RETURN_IF_ERROR(batch.Reserve({waiting.data(), count}, deadline));
+    KVSTOW_RETURN_IF_ERROR(batch.Send({.first_layer = 0, .rows = request.layers}, deadline));
+    KVSTOW_RETURN_IF_ERROR(batch.Seal(deadline));
+    waiting.erase(waiting.begin(), waiting.begin() + count);
+    summary.sent_bytes += batch.sent_bytes();
+    // Sealed blocks can make room for what was refused: those blocks are asked for again, as long
+    // as every round stores something.
+    const bool has_stored = std::any_of(batch.outcomes().begin(), batch.outcomes().end(),
+                                        [](const PutOutcome& o) { return o.status.ok(); });
+    std::vector<int32_t> again;
+    for (const PutOutcome& outcome : batch.outcomes()) {
+      if (has_stored && absl::IsResourceExhausted(outcome.status)) {
+        again.push_back(outcome.block_idx);
+      } else {
+        Count(outcome, summary);
+      }
+    }
+    const bool is_full = !has_stored && absl::IsResourceExhausted(summary.first_refusal);
+    if (is_full) {
+      // No use in asking for the rest of the prompt.
+      summary.num_refused += static_cast<int32_t>(waiting.size());
+      break;
+    }
+    std::sort(again.begin(), again.end());
+    waiting.insert(waiting.begin(), again.begin(), again.end());
+  }
+  return summary;
+}
+
+struct PutSession::State {
+  explicit State(PutPlan put_plan) : plan(std::move(put_plan)), batch(plan) {}
+
+  const PutPlan plan;
+  PutSummary summary;
+  PutBatch batch;
+  std::vector<bool> has_layer;
+  absl::Status failure;  // of the first call that failed: nothing more is sent
+  bool is_finished = false;
+
+  absl::Time Deadline() const {
+    const Connection& connection = *plan.client->connection;
+    return connection.clock().Now() + connection.options().data_timeout;
+  }
+};
+
+absl::StatusOr<std::unique_ptr<PutSession>> KvClient::StartPut(const Model& model,
+                                                               const PutRequest& request) {
+  KVSTOW_ASSIGN_OR_RETURN(PutPlan plan, MakePlan(state_, model, request));
+  auto state = std::make_unique<PutSession::State>(std::move(plan));
+  state->summary = NewSummary(state->plan, request.tokens.size());
+  state->has_layer.resize(model.layout->num_layers());
+  std::vector<int32_t> block_idxs(state->plan.keys.size());
+  for (size_t i = 0; i < block_idxs.size(); ++i) block_idxs[i] = static_cast<int32_t>(i);
+  KVSTOW_RETURN_IF_ERROR(state->batch.Reserve(block_idxs, state->Deadline()));
+  return std::unique_ptr<PutSession>(new PutSession(std::move(state)));
+}
+
+PutSession::PutSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
+PutSession::~PutSession() = default;
+
+absl::Status PutSession::PutLayer(int32_t layer_idx, const LayerRows& rows) {
+  const BlockLayout& layout = *state_->plan.model.layout;
+  if (layer_idx < 0 || layer_idx >= layout.num_layers()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer_idx: ", layer_idx, ", want 0 to ", layout.num_layers() - 1));
+  }
+  if (state_->is_finished) return absl::FailedPreconditionError("the session is finished");
+  if (state_->has_layer[layer_idx]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer_idx: ", layer_idx, " was put before, want each layer once"));
+  }
+  KVSTOW_RETURN_IF_ERROR(CheckRows(layout, layer_idx, {&rows, 1}));
+  KVSTOW_RETURN_IF_ERROR(state_->failure);
+  state_->failure =
+      state_->batch.Send({.first_layer = layer_idx, .rows = {&rows, 1}}, state_->Deadline());
+  if (state_->failure.ok()) state_->has_layer[layer_idx] = true;
+  return state_->failure;
+}
+
+absl::StatusOr<PutSummary> PutSession::Finish() {
+  if (state_->is_finished) return absl::FailedPreconditionError("the session is finished");
+  KVSTOW_RETURN_IF_ERROR(state_->failure);
+  for (size_t i = 0; i < state_->has_layer.size(); ++i) {
+    if (!state_->has_layer[i]) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("layers are missing, the first is ", i, " of ", state_->has_layer.size()));
+    }
+  }
+  state_->is_finished = true;
+  KVSTOW_RETURN_IF_ERROR(state_->batch.Seal(state_->Deadline()));
+  state_->summary.sent_bytes = state_->batch.sent_bytes();
+  for (const PutOutcome& outcome : state_->batch.outcomes()) Count(outcome, state_->summary);
+  return state_->summary;
+}
+
+}  // namespace kvstow

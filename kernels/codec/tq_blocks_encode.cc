@@ -1,0 +1,398 @@
+// Encode of the blocks engine: bf16 rows, or integer rows less their means, at dims 64 and 128.
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "kernels/codec/tq_block_tables.h"
+#include "kernels/codec/tq_simd.h"
+#include "kernels/codec/tqm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/codec/tq_blocks_encode.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/codec/blocks-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvstow {
+namespace HWY_NAMESPACE {
+namespace {
+#if HWY_TARGET != HWY_SCALAR
+
+constexpr size_t kB = kRowsPerBatch;
+
+// One batch: the same row per block in all members.
+template <int kDim>
+struct Batch {
+  static constexpr int kRegisters = kDim / 8;
+  BlockV16 v[kRegisters];  // q, then y
+  BlockV32 exponent;       // x = q * 2^(exponent - kTqRowBits)
+  BlockV32 overflow;       // -1 where 16 bits do not do
+  BlockV32 nonzero;        // -1 where the row is not a zero row
+};
+
+// Steps 1, 2 and the signs of bf16 rows. False where a value is not finite.
+template <int kDim>
+HWY_INLINE bool LoadBf16(const std::byte* rows, Role role, Batch<kDim>& batch) {
+  const BlockD16 d16;
+  const BlockDU16 du16;
+  const BlockDU32 du32;
+  const BlockD32 d32;
+  const BlockDF df;
+  constexpr int kRegisters = Batch<kDim>::kRegisters;
+  auto max = hn::Zero(du16);
+  HWY_UNROLL(16)
+  for (int i = 0; i < kRegisters; ++i) {
+    batch.v[i] = LoadBlocks<2 * kDim>(d16, rows + 16 * i);
+    max = hn::Max(max, hn::And(hn::BitCast(du16, batch.v[i]), hn::Set(du16, uint16_t{0x7fff})));
+  }
+  const BlockV32 biased = hn::ShiftRight<7>(BlockMaxU16(hn::BitCast(d16, max)));
+  if (!hn::AllTrue(d32, hn::Lt(biased, hn::Set(d32, 255)))) return false;
+  const auto nonzero = hn::Gt(biased, hn::Set(d32, 127 - 40 - 1));
+  // 2^(10 - e), 0 for a zero row.
+  const auto factor_bits = hn::ShiftLeft<23>(hn::Sub(hn::Set(d32, 127 + kTqRowBits + 127), biased));
+  const BlockVF factor = hn::BitCast(df, hn::IfThenElseZero(nonzero, factor_bits));
+  // Adding 1.5 * 2^23 leaves the rounded integer in the low bits. Fused or not, there is one
+  // rounding: the product is exact.
+  const BlockVF magic = hn::Set(df, 12582912.0f);
+  const uint16_t* signs = kSignMasks.top[static_cast<int>(role)];
+  HWY_UNROLL(16)
+  for (int i = 0; i < kRegisters; ++i) {
+    const auto x = hn::BitCast(
+        du32, hn::Xor(hn::BitCast(du16, batch.v[i]), hn::LoadDup128(du16, signs + 8 * i)));
+    const auto even = hn::BitCast(df, hn::ShiftLeft<16>(x));
+    const auto odd = hn::BitCast(df, hn::And(x, hn::Set(du32, 0xffff0000u)));
+    const auto even_q = hn::BitCast(d16, hn::MulAdd(even, factor, magic));
+    const auto odd_q = hn::ShiftLeft<16>(hn::BitCast(d32, hn::MulAdd(odd, factor, magic)));
+    batch.v[i] = hn::OddEven(hn::BitCast(d16, odd_q), even_q);
+  }
+  batch.exponent = hn::Sub(biased, hn::Set(d32, 127));
+  batch.nonzero = hn::VecFromMask(d32, nonzero);
+  batch.overflow = hn::Zero(d32);
+  return true;
+}
+
+// Step 3 of the mean form and the signs: u = p - means, its lowest bits dropped.
+template <int kDim>
+HWY_INLINE void LoadResiduals(const std::byte* rows, const TqBlockInput& input, Role role,
+                              Batch<kDim>& batch) {
+  const BlockD16 d16;
+  const BlockDU16 du16;
+  const BlockD32 d32;
+  const BlockDF df;
+  constexpr int kRegisters = Batch<kDim>::kRegisters;
+  auto max = hn::Zero(du16);
+  HWY_UNROLL(16)
+  for (int i = 0; i < kRegisters; ++i) {
+    const BlockV16 mean = hn::LoadDup128(d16, input.means + 8 * i);
+    batch.v[i] = hn::SaturatedSub(LoadBlocks<2 * kDim>(d16, rows + 16 * i), mean);
+    max = hn::Max(max, hn::BitCast(du16, hn::Abs(batch.v[i])));  // |-32768| is 32768 here
+  }
+  const BlockV32 max32 = BlockMaxU16(hn::BitCast(d16, max));
+  batch.overflow = hn::VecFromMask(d32, hn::Gt(max32, hn::Set(d32, 32766)));
+  batch.nonzero = hn::VecFromMask(d32, hn::Gt(max32, hn::Zero(d32)));
+  // Bit length from the exponent of the float; below 0 for 0.
+  const BlockV32 length =
+      hn::Sub(hn::ShiftRight<23>(hn::BitCast(d32, hn::ConvertTo(df, max32))), hn::Set(d32, 126));
+  const BlockV32 shift = hn::Max(hn::Sub(length, hn::Set(d32, kTqRowBits + 1)), hn::Zero(d32));
+  // (u * 2^(15 - shift) + 2^14) >> 15 = (u + 2^(shift - 1)) >> shift. No factor for shift = 0.
+  const BlockVF power = hn::BitCast(df, hn::ShiftLeft<23>(hn::Sub(hn::Set(d32, 127 + 15), shift)));
+  const BlockV16 factor = TwiceLow16(hn::ConvertTo(d32, power));
+  const auto keep = hn::MaskFromVec(TwiceLow16(hn::VecFromMask(d32, hn::Eq(shift, hn::Zero(d32)))));
+  const uint16_t* signs = kSignMasks.all[static_cast<int>(role)];
+  HWY_UNROLL(16)
+  for (int i = 0; i < kRegisters; ++i) {
+    const BlockV16 u = batch.v[i];
+    const BlockV16 q = hn::IfThenElse(keep, u, hn::MulFixedPoint15(u, factor));
+    const BlockV16 sign = hn::BitCast(d16, hn::LoadDup128(du16, signs + 8 * i));
+    batch.v[i] = hn::Sub(hn::Xor(q, sign), sign);
+  }
+  batch.exponent = hn::Add(shift, hn::Set(d32, input.exponent - (kTqmPlaneBits - kTqRowBits)));
+}
+
+// y = H q. Afterwards register r of a group of 8 holds values whose index is r modulo 8, lane l
+// those with index 8l + r of the group's 64.
+template <int kRegisters>
+HWY_INLINE void ForwardHadamard(BlockV16* v) {
+  // Index bits 3 and up are the register's. |q| * 2^3 <= 2^14: three stages need no saturation.
+  ForPairs<1, kRegisters, Butterfly>(v);
+  ForPairs<2, kRegisters, Butterfly>(v);
+  ForPairs<4, kRegisters, Butterfly>(v);
+  ForPairs<8, kRegisters, SaturatedButterfly>(v);
+  HWY_UNROLL(2)
+  for (int group = 0; group < kRegisters; group += 8) {
+    BlockV16* g = v + group;
+    HWY_UNROLL(3)
+    for (int round = 0; round < 3; ++round) {  // three rotations transpose 8 x 8
+      BlockV16 next[8] = {g[0], g[4], g[1], g[5], g[2], g[6], g[3], g[7]};
+      HWY_UNROLL(4)
+      for (int i = 0; i < 8; i += 2) {
+        RotateIn(next[i], next[i + 1]);
+        g[i] = next[i];
+        g[i + 1] = next[i + 1];
+      }
+    }
+    ForPairs<1, 8, SaturatedButterfly>(g);  // index bits 0 to 2 are the register's now
+    ForPairs<2, 8, SaturatedButterfly>(g);
+    ForPairs<4, 8, SaturatedButterfly>(g);
+  }
+}
+
+// thresholds - 1 of each row, so that |y| > t - 1 is |y| >= ceil(t * rms).
+template <int kBits>
+HWY_INLINE void Thresholds(BlockV32 sum_qq, BlockV16 (&thresholds)[7]) {
+  const BlockD32 d32;
+  const BlockDF df;
+  constexpr TqTable kTable = TqTableOf(kBits);
+  const BlockVF rms = hn::Sqrt(hn::ConvertTo(df, sum_qq));
+  for (int i = 0; i + 1 < kTable.num_magnitudes; ++i) {
+    const BlockVF scaled = hn::Mul(hn::Set(df, kTable.threshold[i]), rms);
+    // Rows without overflow have |y| <= 32766.
+    const BlockV32 whole = hn::ConvertTo(d32, hn::Min(hn::Ceil(scaled), hn::Set(df, 32767.0f)));
+    thresholds[i] = TwiceLow16(hn::Sub(whole, hn::Set(d32, 1)));
+  }
+}
+
+// Exact sums over one row each, spread over the lanes of its block.
+struct BlockSums {
+  BlockV32 yw[2];
+  BlockV32 ww[2];
+  BlockV16 max_y;  // unsigned
+};
+
+// Magnitude index xor sign: the stored index less 2^(bits - 1), plus 2^15. Adds to the sums.
+template <int kBits>
+HWY_INLINE BlockV16 QuantizeBlock(BlockV16 y, const BlockV16 (&thresholds)[7], BlockV8 levels,
+                                  BlockSums& sums) {
+  const BlockD16 d16;
+  const BlockDU16 du16;
+  const BlockD32 d32;
+  const BlockD8 d8;
+  constexpr TqTable kTable = TqTableOf(kBits);
+  const BlockV16 magnitude_of_y = hn::Abs(y);
+  sums.max_y =
+      hn::BitCast(d16, hn::Max(hn::BitCast(du16, sums.max_y), hn::BitCast(du16, magnitude_of_y)));
+  // The top bit makes the upper byte look up 0.
+  BlockV16 magnitude = hn::Set(d16, static_cast<int16_t>(-32768));
+  HWY_UNROLL(7)
+  for (int i = 0; i + 1 < kTable.num_magnitudes; ++i) {
+    const auto reached = hn::Gt(magnitude_of_y, thresholds[i]);
+#if HWY_TARGET <= HWY_AVX3
+    magnitude = hn::IfThenElse(reached, hn::Set(d16, static_cast<int16_t>(-32767 + i)), magnitude);
+#else
+    magnitude = hn::Sub(magnitude, hn::VecFromMask(d16, reached));
+#endif
+  }
+  const BlockV16 level =
+      hn::BitCast(d16, hn::TableLookupBytesOr0(levels, hn::BitCast(d8, magnitude)));
+  sums.yw[0] = hn::ReorderWidenMulAccumulate(d32, magnitude_of_y, level, sums.yw[0], sums.yw[1]);
+  sums.ww[0] = hn::ReorderWidenMulAccumulate(d32, level, level, sums.ww[0], sums.ww[1]);
+  return hn::Xor(magnitude, hn::ShiftRight<15>(y));
+}
+
+// Quantizes the 8 registers of a group and stores their codes.
+template <int kBits, int kDim>
+HWY_INLINE void QuantizeGroup(Batch<kDim>& batch, int group, const BlockV16 (&thresholds)[7],
+                              std::byte* codes, BlockSums& sums) {
+  const BlockD16 d16;
+  const BlockD8 d8;
+  constexpr int64_t kStride = kDim * kBits / 8;
+  constexpr TqTable kTable = TqTableOf(kBits);
+  alignas(16) static constexpr uint8_t kLevels[16] = {
+      kTable.level[0], kTable.level[1], kTable.level[2], kTable.level[3],
+      kTable.level[4], kTable.level[5], kTable.level[6], kTable.level[7]};
+  const BlockV8 levels = hn::LoadDup128(d8, kLevels);
+  BlockV16* y = batch.v + 8 * group;
+  HWY_UNROLL(8)
+  for (int i = 0; i < 8; ++i) {
+    const BlockV16 negative = hn::ShiftRight<15>(y[i]);
+    BlockV16 index = QuantizeBlock<kBits>(y[i], thresholds, levels, sums);
+    if constexpr (kBits == 3) {
+      // Two low bits of the index and, above them, the sign: the high bit is its complement.
+      index = hn::Or(hn::And(index, hn::Set(d16, 3)), hn::And(negative, hn::Set(d16, 0x100)));
+    }
+    y[i] = index;
+  }
+  if constexpr (kBits == 4) {
+    // Sums modulo 2^16: index + 8 in each nibble; of the offsets 2^15 only the first one stays.
+    const BlockV16 offset = hn::Set(d16, int16_t{0x0888});
+    BlockV16 word[2];
+    HWY_UNROLL(2)
+    for (int half = 0; half < 2; ++half) {
+      const BlockV16* n = y + 4 * half;
+      const BlockV16 high = hn::Add(hn::ShiftLeft<4>(n[3]), n[2]);
+      const BlockV16 low = hn::Add(hn::ShiftLeft<4>(n[1]), n[0]);
+      word[half] = hn::Add(hn::Add(hn::ShiftLeft<8>(high), low), offset);
+    }
+    RotateIn(word[0], word[1]);
+    StoreBlocks<kStride>(d16, word[0], codes + 32 * group);
+    StoreBlocks<kStride>(d16, word[1], codes + 32 * group + 16);
+  } else if constexpr (kBits == 2) {
+    BlockV16 word = y[7];
+    HWY_UNROLL(7)
+    for (int i = 6; i >= 0; --i) word = hn::Add(hn::ShiftLeft<2>(word), y[i]);
+    StoreBlocks<kStride>(d16, hn::Add(word, hn::Set(d16, int16_t{0x2aaa})), codes + 16 * group);
+  } else {
+    BlockV16 low = hn::And(y[7], hn::Set(d16, 3));
+    BlockV16 negative = hn::ShiftRight<8>(y[7]);
+    HWY_UNROLL(7)
+    for (int i = 6; i >= 0; --i) {
+      low = hn::Or(hn::ShiftLeft<2>(low), hn::And(y[i], hn::Set(d16, 3)));
+      negative = hn::Or(hn::Add(negative, negative), hn::ShiftRight<8>(y[i]));
+    }
+    StoreBlocks<kStride>(d16, low, codes + 16 * group);
+    alignas(64) static constexpr uint8_t kEvenBytes[16] = {
+        0, 2, 4, 6, 8, 10, 12, 14, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+    const BlockV8 high = hn::TableLookupBytesOr0(
+        hn::BitCast(d8, hn::Xor(negative, hn::Set(d16, 0xff))), hn::LoadDup128(d8, kEvenBytes));
+    HWY_ALIGN uint8_t lanes[16 * kB];
+    hn::Store(high, d8, lanes);
+    for (size_t r = 0; r < kB; ++r) {
+      std::memcpy(codes + r * kStride + kDim / 4 + 8 * group, lanes + 16 * r, 8);
+    }
+  }
+}
+
+// Steps 8 and 9: fp16 bits of each row's scale.
+template <int kBits, int kDim>
+HWY_INLINE BlockV32 Scales(const Batch<kDim>& batch, TqScale scale, BlockV32 sum_qq,
+                           const BlockSums& sums) {
+  const BlockD32 d32;
+  const BlockDF df;
+  const BlockVF yw = hn::ConvertTo(df, BlockSum(hn::Add(sums.yw[0], sums.yw[1])));
+  const BlockVF ww = hn::ConvertTo(df, BlockSum(hn::Add(sums.ww[0], sums.ww[1])));
+  BlockVF alpha = hn::Div(yw, hn::Mul(ww, hn::Set(df, static_cast<float>(kDim))));
+  if (scale == TqScale::kUnbiased) {
+    const BlockVF clamped = hn::Mul(hn::Set(df, TqTableOf(kBits).clamp), alpha);
+    alpha = hn::Min(hn::Div(hn::ConvertTo(df, sum_qq), yw), clamped);
+  }
+  constexpr int kLog2 = TqTableOf(kBits).scale_log2 + FloorLog2(kDim) / 2 - kTqRowBits;
+  // From 2^100 on every scale is infinite, and so is the product with 2^127.
+  const BlockV32 log2 = hn::Min(hn::Add(batch.exponent, hn::Set(d32, kLog2)), hn::Set(d32, 127));
+  const BlockVF power = hn::BitCast(df, hn::ShiftLeft<23>(hn::Add(log2, hn::Set(d32, 127))));
+  const BlockV32 half = hn::BitCast(d32, F16BitsFromFloat(df, hn::Mul(alpha, power)));
+  return hn::And(half, batch.nonzero);
+}
+
+// Where a batch writes: its rows' codes, and for each row the fp16 bits of the scale and whether it
+// overflowed (its codes and scale are of no use then). One of four equal lanes per row.
+struct BatchOutput {
+  std::byte* codes;
+  HWY_ALIGN int32_t scales[4 * kB];
+  HWY_ALIGN int32_t overflows[4 * kB];
+};
+
+// Encodes kB consecutive rows of 16-bit values. False where a value is not finite.
+template <int kBits, int kDim, bool kHasMeans>
+HWY_INLINE bool EncodeBatch(const TqFormat& format, const TqBlockInput& input,
+                            const std::byte* rows, BatchOutput& output) {
+  const BlockD16 d16;
+  const BlockD32 d32;
+  Batch<kDim> batch;
+  if constexpr (kHasMeans) {
+    LoadResiduals(rows, input, format.role, batch);
+  } else {
+    if (!LoadBf16(rows, format.role, batch)) return false;
+  }
+  BlockV32 qq[2] = {hn::Zero(d32), hn::Zero(d32)};
+  HWY_UNROLL(16)
+  for (int i = 0; i < Batch<kDim>::kRegisters; ++i) {
+    qq[0] = hn::ReorderWidenMulAccumulate(d32, batch.v[i], batch.v[i], qq[0], qq[1]);
+  }
+  const BlockV32 sum_qq = BlockSum(hn::Add(qq[0], qq[1]));
+  ForwardHadamard<Batch<kDim>::kRegisters>(batch.v);
+  BlockV16 thresholds[7];
+  Thresholds<kBits>(sum_qq, thresholds);
+  BlockSums sums = {{hn::Zero(d32), hn::Zero(d32)}, {hn::Zero(d32), hn::Zero(d32)}, hn::Zero(d16)};
+  for (int group = 0; group < kDim / 64; ++group) {
+    QuantizeGroup<kBits>(batch, group, thresholds, output.codes, sums);
+  }
+  const auto saturated = hn::Gt(BlockMaxU16(sums.max_y), hn::Set(d32, 32766));
+  const BlockV32 overflow = hn::Or(batch.overflow, hn::VecFromMask(d32, saturated));
+  hn::Store(Scales<kBits>(batch, format.scale, sum_qq, sums), d32, output.scales);
+  hn::Store(overflow, d32, output.overflows);
+  return true;
+}
+
+template <int kBits, int kDim, bool kHasMeans>
+bool EncodePlane(const TqPlane& plane, const TqBlockInput& input, std::byte* bytes,
+                 std::vector<int32_t>& left) {
+  constexpr int64_t kRowCodeBytes = kDim * kBits / 8;
+  BatchOutput output;
+  for (int64_t first = 0; first < plane.num_tokens; first += kB) {
+    const std::byte* rows = input.rows + first * 2 * kDim;
+    const int64_t num_rows = std::min<int64_t>(kB, plane.num_tokens - first);
+    output.codes = plane.codes(bytes, first);
+    HWY_ALIGN std::byte spare_rows[kB * 2 * kDim];
+    HWY_ALIGN std::byte spare_codes[kB * kRowCodeBytes];
+    const bool is_short = num_rows < static_cast<int64_t>(kB);
+    if (is_short) {  // the last batch: zero rows behind its end
+      std::memset(spare_rows, 0, sizeof(spare_rows));
+      std::memcpy(spare_rows, rows, num_rows * 2 * kDim);
+      rows = spare_rows;
+      output.codes = spare_codes;
+    }
+    if (!EncodeBatch<kBits, kDim, kHasMeans>(plane.format, input, rows, output)) return false;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const auto scale = static_cast<uint16_t>(output.scales[4 * r]);
+      if (output.overflows[4 * r] != 0) {
+        left.push_back(static_cast<int32_t>(first + r));
+        continue;
+      }
+      if (scale == kF16Infinity) return false;
+      if (scale == 0) std::memset(output.codes + r * kRowCodeBytes, 0, kRowCodeBytes);
+      StoreU16(bytes + 2 * (first + r), scale);
+    }
+    if (is_short) std::memcpy(plane.codes(bytes, first), spare_codes, num_rows * kRowCodeBytes);
+  }
+  return true;
+}
+
+template <int kBits, bool kHasMeans>
+bool EncodeDims(const TqPlane& plane, const TqBlockInput& input, std::byte* bytes,
+                std::vector<int32_t>& left) {
+  if (plane.format.dim == 64) return EncodePlane<kBits, 64, kHasMeans>(plane, input, bytes, left);
+  return EncodePlane<kBits, 128, kHasMeans>(plane, input, bytes, left);
+}
+
+template <bool kHasMeans>
+bool EncodeBits(const TqPlane& plane, const TqBlockInput& input, std::byte* bytes,
+                std::vector<int32_t>& left) {
+  if (plane.format.bits == 4) return EncodeDims<4, kHasMeans>(plane, input, bytes, left);
+  if (plane.format.bits == 3) return EncodeDims<3, kHasMeans>(plane, input, bytes, left);
+  return EncodeDims<2, kHasMeans>(plane, input, bytes, left);
+}
+
+bool EncodeBlocks(const TqPlane& plane, const TqBlockInput& input, std::byte* bytes,
+                  std::vector<int32_t>& left) {
+  return plane.has_means ? EncodeBits<true>(plane, input, bytes, left)
+                         : EncodeBits<false>(plane, input, bytes, left);
+}
+
+#else
+bool EncodeBlocks(const TqPlane&, const TqBlockInput&, std::byte*, std::vector<int32_t>&) {
+  return false;
+}
+#endif
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvstow
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvstow {
+
+HWY_EXPORT(EncodeBlocks);
+
+bool CanEncodeTqBlocks(DType dtype, int dim) {
+  return dtype == DType::kBf16 && (dim == 64 || dim == 128);
+}
+
+bool EncodeTqBlocks(const TqPlane& plane, const TqBlockInput& input, std::byte* bytes,
+                    std::vector<int32_t>& left) {
+  return HWY_DYNAMIC_DISPATCH(EncodeBlocks)(plane, input, bytes, left);
+}
+
+}  // namespace kvstow
+#endif  // HWY_ONCE

@@ -1,0 +1,33 @@
+#include "kernels/core/checksum.h"
+
+#include <xxhash.h>
+
+#include <array>
+
+namespace kvstow {
+namespace {
+
+constexpr std::array<uint32_t, 256> MakeCrcTable() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1u) ? 0x82f63b78u : 0u);
+    table[i] = crc;
+  }
+  return table;
+}
+
+constexpr std::array<uint32_t, 256> kCrcTable = MakeCrcTable();
+
+}  // namespace
+
+uint64_t Xxh3(absl::Span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+// A table of bytes is enough: only headers and unit tables, a few kilobytes, come through here.
+uint32_t Crc32c(absl::Span<const std::byte> bytes) {
+  uint32_t crc = 0xffffffffu;
+  for (std::byte b : bytes) crc = kCrcTable[(crc ^ static_cast<uint32_t>(b)) & 0xffu] ^ (crc >> 8);
+  return ~crc;
+}
+
+}  // namespace kvstow

@@ -1,0 +1,295 @@
+#include "service/control_handlers.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status_macros.h"
+#include "proto/convert.h"
+#include "proto/status.h"
+
+namespace kvstow {
+namespace {
+
+absl::Status CheckCount(std::string_view field, int64_t found, int64_t max) {
+  if (found >= 1 && found <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), ": ", found, ", want 1 to ", max));
+}
+
+uint8_t LocationBits(const Location& location) {
+  return static_cast<uint8_t>((location.in_dram ? v1::LOCATION_DRAM : 0) |
+                              (location.in_nvme ? v1::LOCATION_NVME : 0));
+}
+
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all_pages = 0;
+  int64_t resident_pages = 0;
+  statm >> all_pages >> resident_pages;
+  return resident_pages * sysconf(_SC_PAGESIZE);
+}
+
+// The keys a lookup asks for. Full blocks only: the tail of a prompt has no key.
+absl::StatusOr<std::vector<BlockKey>> LookupKeys(const ServiceParts& parts,
+                                                 const v1::LookupRequest& request) {
+  switch (request.what_case()) {
+    case v1::LookupRequest::kKeys:
+      return KeysFromBytes(request.keys(), "keys", 1);
+    case v1::LookupRequest::kPrefix: {
+      const v1::TokenPrefix& prefix = request.prefix();
+      KVSTOW_RETURN_IF_ERROR(CheckNumTokens(prefix.token_ids_size(), "prefix.token_ids"));
+      KVSTOW_ASSIGN_OR_RETURN(const KeyContext context, KeyContextFromProto(prefix.context()));
+      KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(context.fingerprint));
+      return ChainKeys(context,
+                       {prefix.token_ids().data(), static_cast<size_t>(prefix.token_ids_size())},
+                       model->spec().tokens_per_block);
+    }
+    case v1::LookupRequest::WHAT_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("lookup: neither keys nor prefix is set");
+}
+
+absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const RegisteredModel& model,
+                                    const v1::ReserveBlock& block, absl::Duration deadline) {
+  ReserveRequest request;
+  KVSTOW_ASSIGN_OR_RETURN(request.meta.key, Digest::FromBytes(block.key(), "key"));
+  KVSTOW_ASSIGN_OR_RETURN(const CodecPair codecs, CodecPairFromName(block.codec(), "codec"));
+  RegisteredModel::Plan plan = model.PlanFor(codecs);
+  request.meta.fingerprint = model.fingerprint();
+  request.meta.codecs = plan.codecs;
+  request.meta.num_tokens = model.layout().tokens_per_block();
+  request.meta.logical_bytes = model.layout().block_bytes();
+  request.unit_bytes = std::move(plan.unit_bytes);
+  request.write_deadline = deadline;
+  return parts.store->Reserve(request);
+}
+
+v1::BlockInfo ToProto(const BlockInfo& info) {
+  v1::BlockInfo message;
+  message.set_key(std::string(info.key.AsStringView()));
+  message.set_fingerprint(std::string(info.fingerprint.AsStringView()));
+  message.set_codec(CodecPairName(info.codecs));
+  message.set_locations(LocationBits(info.location));
+  message.set_num_tokens(static_cast<uint32_t>(info.num_tokens));
+  message.set_record_bytes(static_cast<uint64_t>(info.record_bytes));
+  message.set_logical_bytes(static_cast<uint64_t>(info.logical_bytes));
+  message.set_is_pinned(info.is_pinned);
+  return message;
+}
+
+}  // namespace
+
+absl::Status DoRegisterModel(const ServiceParts& parts, const v1::RegisterModelRequest& request,
+                             v1::RegisterModelResponse* response) {
+  KVSTOW_ASSIGN_OR_RETURN(const ModelSpec spec, ModelSpecFromProto(request.spec()));
+  KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Register(spec));
+  response->set_fingerprint(std::string(model->fingerprint().AsStringView()));
+  response->set_num_planes(static_cast<uint32_t>(model->layout().num_planes()));
+  response->set_block_bytes(static_cast<uint64_t>(model->layout().block_bytes()));
+  return absl::OkStatus();
+}
+
+absl::Status DoGetModel(const ServiceParts& parts, const v1::GetModelRequest& request,
+                        v1::GetModelResponse* response) {
+  KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
+                          Digest::FromBytes(request.fingerprint(), "fingerprint"));
+  KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
+  *response->mutable_spec() = ModelSpecToProto(model->spec());
+  return absl::OkStatus();
+}
+
+absl::Status DoListModels(const ServiceParts& parts, const v1::ListModelsRequest&,
+                          v1::ListModelsResponse* response) {
+  for (const ModelRef& model : parts.models->List()) {
+    *response->add_specs() = ModelSpecToProto(model->spec());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& request,
+                      v1::LookupResponse* response) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, LookupKeys(parts, request));
+  const std::vector<Location> found = parts.store->Lookup(keys);
+  std::string& locations = *response->mutable_locations();
+  locations.reserve(found.size());
+  for (const Location& location : found) {
+    locations.push_back(static_cast<char>(LocationBits(location)));
+  }
+  const auto first_miss = std::find(locations.begin(), locations.end(), '\0');
+  response->set_num_leading(static_cast<uint32_t>(first_miss - locations.begin()));
+  if (request.has_prefix()) response->set_keys(KeysToBytes(keys));
+  return absl::OkStatus();
+}
+
+absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& request,
+                       v1::ReserveResponse* response) {
+  KVSTOW_RETURN_IF_ERROR(CheckCount("blocks", request.blocks_size(), kMaxBlocksPerReserve));
+  KVSTOW_RETURN_IF_ERROR(FormFromProto(request.form(), v1::FORM_UNSPECIFIED).status());
+  KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
+                          Digest::FromBytes(request.fingerprint(), "fingerprint"));
+  KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
+  const absl::Duration deadline = absl::Milliseconds(request.write_deadline_ms());
+  for (const v1::ReserveBlock& block : request.blocks()) {
+    v1::ReserveResult* result = response->add_results();
+    const absl::StatusOr<TicketId> ticket = ReserveOne(parts, *model, block, deadline);
+    *result->mutable_status() = ToItemStatus(WithRetryHint(ticket.status()));
+    if (ticket.ok()) result->set_ticket(*ticket);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DoSeal(const ServiceParts& parts, const v1::SealRequest& request,
+                    absl::Duration timeout, v1::SealResponse* response) {
+  KVSTOW_RETURN_IF_ERROR(CheckCount("tickets", request.tickets_size(), kMaxTicketsPerCall));
+  if (request.durable() && parts.options->store.nvme_path.empty()) {
+    return absl::FailedPreconditionError(
+        "durable: this service has no disk tier (nvme.path is empty)");
+  }
+  std::vector<BlockKey> keys;
+  std::vector<int> sealed;  // positions in the response
+  for (int i = 0; i < request.tickets_size(); ++i) {
+    const TicketId ticket = request.tickets(i);
+    const absl::StatusOr<RecordMeta> meta = parts.store->TicketMeta(ticket);
+    const absl::Status status = parts.store->Seal(ticket);
+    *response->add_results() = ToItemStatus(WithRetryHint(status));
+    if (status.ok() && meta.ok()) {
+      keys.push_back(meta->key);
+      sealed.push_back(i);
+    }
+  }
+  if (!request.durable() || keys.empty()) return absl::OkStatus();
+  // Where the disk fails the blocks are sealed all the same; what was asked for did not happen.
+  const absl::Status persisted = parts.store->Persist(keys, timeout);
+  if (persisted.ok()) return absl::OkStatus();
+  for (const int i : sealed) *response->mutable_results(i) = ToItemStatus(persisted);
+  return absl::OkStatus();
+}
+
+absl::Status DoAbort(const ServiceParts& parts, const v1::AbortRequest& request,
+                     v1::AbortResponse* response) {
+  KVSTOW_RETURN_IF_ERROR(CheckCount("tickets", request.tickets_size(), kMaxTicketsPerCall));
+  for (const TicketId ticket : request.tickets()) {
+    *response->add_results() = ToItemStatus(parts.store->Abort(ticket));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DoAcquire(const ServiceParts& parts, const v1::AcquireRequest& request,
+                       v1::AcquireResponse* response) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys,
+                          KeysFromBytes(request.keys(), "keys", 1));
+  KVSTOW_RETURN_IF_ERROR(CheckCount("ttl_ms", request.ttl_ms(),
+                                    absl::ToInt64Milliseconds(parts.options->store.lease_max)));
+  KVSTOW_ASSIGN_OR_RETURN(const AcquireResult result,
+                          parts.store->Acquire(keys, absl::Milliseconds(request.ttl_ms())));
+  response->set_lease(result.lease);
+  for (const bool is_held : result.held) {
+    response->mutable_held()->push_back(is_held ? '\1' : '\0');
+  }
+  response->set_ttl_ms(request.ttl_ms());
+  return absl::OkStatus();
+}
+
+absl::Status DoRelease(const ServiceParts& parts, const v1::ReleaseRequest& request,
+                       v1::ReleaseResponse*) {
+  return parts.store->Release(request.lease());
+}
+
+absl::Status DoDelete(const ServiceParts& parts, const v1::DeleteRequest& request,
+                      v1::DeleteResponse* response) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys,
+                          KeysFromBytes(request.keys(), "keys", 1));
+  uint32_t num_deleted = 0;
+  for (const BlockKey& key : keys) {
+    const absl::Status status = parts.store->Delete(key);
+    if (status.ok()) ++num_deleted;
+    if (!status.ok() && status.code() != absl::StatusCode::kNotFound) return status;
+  }
+  response->set_num_deleted(num_deleted);
+  return absl::OkStatus();
+}
+
+absl::Status DoList(const ServiceParts& parts, const v1::ListRequest& request,
+                    v1::ListResponse* response) {
+  // A page filtered by model looks at no more blocks than this; it may come back short, or even
+  // empty, with a token to go on with.
+  constexpr int64_t kScannedMax = 100'000;
+  if (request.page_size() > kMaxListPage) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_size: ", request.page_size(), ", want at most ", kMaxListPage));
+  }
+  const int64_t page_size = request.page_size() == 0 ? kDefaultListPage : request.page_size();
+  BlockKey after;
+  if (!request.page_token().empty()) {
+    absl::StatusOr<Digest> token = Digest::FromHex(request.page_token());
+    if (!token.ok()) {
+      return absl::InvalidArgumentError("page_token: not one that List gave");
+    }
+    after = *token;
+  }
+  Digest fingerprint;
+  if (!request.fingerprint().empty()) {
+    KVSTOW_ASSIGN_OR_RETURN(fingerprint, Digest::FromBytes(request.fingerprint(), "fingerprint"));
+  }
+  // One more than wanted in each read, to know whether there is a next page at all.
+  for (int64_t num_scanned = 0;;) {
+    const int64_t missing = page_size - response->blocks_size();
+    const std::vector<BlockInfo> blocks = parts.store->List(after, missing + 1);
+    const bool is_last = static_cast<int64_t>(blocks.size()) <= missing;
+    const size_t num_used = is_last ? blocks.size() : blocks.size() - 1;
+    for (size_t i = 0; i < num_used; ++i) {
+      after = blocks[i].key;
+      if (!fingerprint.is_zero() && blocks[i].fingerprint != fingerprint) continue;
+      *response->add_blocks() = ToProto(blocks[i]);
+    }
+    if (is_last) return absl::OkStatus();
+    num_scanned += static_cast<int64_t>(num_used);
+    if (response->blocks_size() >= page_size || num_scanned >= kScannedMax) break;
+  }
+  response->set_next_page_token(after.ToHex());
+  return absl::OkStatus();
+}
+
+absl::Status DoStat(const ServiceParts& parts, const v1::StatRequest&, v1::StatResponse* response) {
+  const StoreStats stats = parts.store->Stats();
+  for (const TierStats& tier : stats.tiers) {
+    v1::TierStat* out = response->add_tiers();
+    out->set_tier(std::string(TierName(tier.kind)));
+    out->set_capacity_bytes(static_cast<uint64_t>(tier.capacity_bytes));
+    out->set_used_bytes(static_cast<uint64_t>(tier.used_bytes));
+    out->set_sealed_bytes(static_cast<uint64_t>(tier.sealed_bytes));
+    out->set_reserved_bytes(static_cast<uint64_t>(tier.reserved_bytes));
+    out->set_num_blocks(static_cast<uint64_t>(tier.num_blocks));
+  }
+  for (const CodecStats& codec : stats.codecs) {
+    v1::CodecStat* out = response->add_codecs();
+    out->set_codec(CodecPairName(codec.codecs));
+    out->set_num_blocks(static_cast<uint64_t>(codec.num_blocks));
+    out->set_record_bytes(static_cast<uint64_t>(codec.record_bytes));
+    out->set_logical_bytes(static_cast<uint64_t>(codec.logical_bytes));
+  }
+  response->set_num_blocks(static_cast<uint64_t>(stats.num_blocks));
+  response->set_index_bytes(static_cast<uint64_t>(stats.index_bytes));
+  response->set_open_tickets(static_cast<uint64_t>(stats.open_tickets));
+  response->set_open_leases(static_cast<uint64_t>(stats.open_leases));
+  response->set_pinned_bytes(static_cast<uint64_t>(stats.pinned_bytes));
+  for (const auto& counters : {StoreCounters(stats), parts.metrics->Counters()}) {
+    for (const auto& [name, value] : counters) {
+      (*response->mutable_counters())[std::string(name)] = static_cast<uint64_t>(value);
+    }
+  }
+  response->set_version(std::string(ServerVersion()));
+  response->set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(
+      absl::FromChrono(std::chrono::steady_clock::now() - parts.started_at))));
+  response->set_resident_bytes(static_cast<uint64_t>(ResidentBytes()));
+  return absl::OkStatus();
+}
+
+}  // namespace kvstow

@@ -1,0 +1,147 @@
+#include "service/control_service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "proto/status.h"
+#include "service/control_handlers.h"
+#include "service/verify_call.h"
+
+namespace kvstow {
+namespace {
+
+enum class Where { kRpcThread, kControlExecutor };
+
+// A lookup of so many keys, or the hashing of so many tokens, takes about a millisecond.
+constexpr size_t kShortLookupKeyBytes = 4096 * sizeof(BlockKey::bytes);
+constexpr int kShortLookupTokens = 16384;
+constexpr int kShortBatch = 64;
+
+Where WhereFor(bool is_short) { return is_short ? Where::kRpcThread : Where::kControlExecutor; }
+
+// Runs `work` where it belongs and ends the call with its status. Request and response are gRPC's
+// and live until then.
+template <typename Work>
+grpc::ServerUnaryReactor* Answer(const ServiceParts& parts, grpc::CallbackServerContext* context,
+                                 Method method, Where where, Work work) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const CallTimer timer(parts.metrics, method);
+  const auto finish = [reactor, timer](const absl::Status& status) {
+    timer.Done(status.code());
+    reactor->Finish(ToGrpcStatus(WithRetryHint(status)));
+  };
+  if (where == Where::kRpcThread) {
+    finish(work());
+    return reactor;
+  }
+  const absl::Status submitted = parts.control->Submit([finish, work] { finish(work()); });
+  if (!submitted.ok()) finish(submitted);
+  return reactor;
+}
+
+// What is left of the call's deadline, within a minute: nobody waits for the disk longer.
+absl::Duration TimeoutOf(const grpc::CallbackServerContext& context) {
+  const auto left = context.deadline() - std::chrono::system_clock::now();
+  constexpr std::chrono::system_clock::duration kMax = std::chrono::minutes(1);
+  return absl::FromChrono(std::clamp(left, std::chrono::system_clock::duration::zero(), kMax));
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* ModelService::RegisterModel(grpc::CallbackServerContext* context,
+                                                      const v1::RegisterModelRequest* request,
+                                                      v1::RegisterModelResponse* response) {
+  return Answer(parts_, context, Method::kRegisterModel, Where::kControlExecutor,
+                [this, request, response] { return DoRegisterModel(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context,
+                                                 const v1::GetModelRequest* request,
+                                                 v1::GetModelResponse* response) {
+  return Answer(parts_, context, Method::kGetModel, Where::kRpcThread,
+                [this, request, response] { return DoGetModel(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* context,
+                                                   const v1::ListModelsRequest* request,
+                                                   v1::ListModelsResponse* response) {
+  return Answer(parts_, context, Method::kListModels, Where::kRpcThread,
+                [this, request, response] { return DoListModels(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* context,
+                                                 const v1::LookupRequest* request,
+                                                 v1::LookupResponse* response) {
+  const bool is_short = request->keys().size() <= kShortLookupKeyBytes &&
+                        request->prefix().token_ids_size() <= kShortLookupTokens;
+  return Answer(parts_, context, Method::kLookup, WhereFor(is_short),
+                [this, request, response] { return DoLookup(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Reserve(grpc::CallbackServerContext* context,
+                                                  const v1::ReserveRequest* request,
+                                                  v1::ReserveResponse* response) {
+  return Answer(parts_, context, Method::kReserve, WhereFor(request->blocks_size() <= kShortBatch),
+                [this, request, response] { return DoReserve(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Seal(grpc::CallbackServerContext* context,
+                                               const v1::SealRequest* request,
+                                               v1::SealResponse* response) {
+  // Always off the RPC thread: units of odd sizes are moved together when their block is sealed.
+  const absl::Duration timeout = TimeoutOf(*context);
+  return Answer(
+      parts_, context, Method::kSeal, Where::kControlExecutor,
+      [this, request, timeout, response] { return DoSeal(parts_, *request, timeout, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Abort(grpc::CallbackServerContext* context,
+                                                const v1::AbortRequest* request,
+                                                v1::AbortResponse* response) {
+  return Answer(parts_, context, Method::kAbort, WhereFor(request->tickets_size() <= kShortBatch),
+                [this, request, response] { return DoAbort(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Acquire(grpc::CallbackServerContext* context,
+                                                  const v1::AcquireRequest* request,
+                                                  v1::AcquireResponse* response) {
+  return Answer(parts_, context, Method::kAcquire,
+                WhereFor(request->keys().size() <= kShortLookupKeyBytes),
+                [this, request, response] { return DoAcquire(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Release(grpc::CallbackServerContext* context,
+                                                  const v1::ReleaseRequest* request,
+                                                  v1::ReleaseResponse* response) {
+  return Answer(parts_, context, Method::kRelease, Where::kRpcThread,
+                [this, request, response] { return DoRelease(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Delete(grpc::CallbackServerContext* context,
+                                                 const v1::DeleteRequest* request,
+                                                 v1::DeleteResponse* response) {
+  return Answer(parts_, context, Method::kDelete, Where::kControlExecutor,
+                [this, request, response] { return DoDelete(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::List(grpc::CallbackServerContext* context,
+                                               const v1::ListRequest* request,
+                                               v1::ListResponse* response) {
+  return Answer(parts_, context, Method::kList, Where::kControlExecutor,
+                [this, request, response] { return DoList(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ControlService::Stat(grpc::CallbackServerContext* context,
+                                               const v1::StatRequest* request,
+                                               v1::StatResponse* response) {
+  return Answer(parts_, context, Method::kStat, Where::kControlExecutor,
+                [this, request, response] { return DoStat(parts_, *request, response); });
+}
+
+grpc::ServerWriteReactor<v1::VerifyProgress>* ControlService::Verify(
+    grpc::CallbackServerContext*, const v1::VerifyRequest* request) {
+  return VerifyCall::Start(parts_, *request);
+}
+
+}  // namespace kvstow

@@ -1,0 +1,22 @@
+#include "service/data_service.h"
+
+#include <memory>
+
+#include "service/get_call.h"
+#include "service/put_call.h"
+
+namespace kvstow {
+
+// The calls delete themselves when they are done.
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* DataService::Put(grpc::CallbackServerContext*,
+                                                            grpc::ByteBuffer* response) {
+  return PutCall::Start(parts_, response);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* DataService::Get(grpc::CallbackServerContext*,
+                                                             const grpc::ByteBuffer* request) {
+  return GetCall::Start(parts_, *request);
+}
+
+}  // namespace kvstow

@@ -1,0 +1,194 @@
+#include "service/frame_source.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/codec/codec.h"
+#include "kernels/core/checksum.h"
+#include "kernels/core/status_macros.h"
+
+namespace kvstow {
+namespace {
+
+// Keeps a frame's header below kMaxFrameHeaderBytes: a unit takes 8 bytes of checksum, at most 5 of
+// length and 2 of codec.
+constexpr uint32_t kMaxUnitsPerFrame = 4000;
+constexpr int64_t kMaxUnitBytes = kMaxFrameBytes - kMaxFrameHeaderBytes;
+
+// A slice over memory that `owner` keeps. gRPC calls back exactly once, when it has let go of the
+// last piece: only then is the memory no longer read. The end of the write is too early for that.
+grpc::Slice OwnedSlice(std::shared_ptr<const void> owner, const std::byte* data, size_t bytes) {
+  auto* kept = new std::shared_ptr<const void>(std::move(owner));
+  // gRPC does not write through the pointer; its type is that of C.
+  return grpc::Slice(
+      const_cast<std::byte*>(data), bytes,
+      [](void* user) { delete static_cast<std::shared_ptr<const void>*>(user); }, kept);
+}
+
+}  // namespace
+
+absl::StatusOr<grpc::ByteBuffer> FrameSource::Next() {
+  if (!record_.has_value()) {
+    const absl::Status status = OpenBlock();
+    if (status.code() == absl::StatusCode::kResourceExhausted) return status;
+    if (!status.ok()) return EndBlock(status.code());
+  }
+  const bool is_stored_form =
+      form_ == v1::FORM_ENCODED || record_->entry(next_unit_).codec == CodecId::kRaw;
+  absl::StatusOr<grpc::ByteBuffer> frame = is_stored_form ? StoredFrame() : DecodedFrame();
+  if (!frame.ok()) return EndBlock(frame.status().code());
+  return frame;
+}
+
+absl::Status FrameSource::OpenBlock() {
+  const BlockKey& key = keys_[block_idx_];
+  KVSTOW_ASSIGN_OR_RETURN(BlockRef block, parts_.store->Get(key));
+  KVSTOW_ASSIGN_OR_RETURN(Permit permit,
+                          parts_.admission->HoldBytes(static_cast<int64_t>(block.bytes().size())));
+  KVSTOW_ASSIGN_OR_RETURN(const RecordView record, RecordView::Parse(block.bytes()));
+  if (form_ == v1::FORM_ROWS) {
+    absl::StatusOr<ModelRef> model = parts_.models->Find(record.meta().fingerprint);
+    // Not kNotFound: the block is here, but nobody here knows how to read it.
+    if (!model.ok()) return absl::FailedPreconditionError(model.status().message());
+    model_ = *std::move(model);
+  }
+  record_ = record;
+  next_unit_ = 0;
+  pin_ = std::make_shared<PinnedBlock>(PinnedBlock{std::move(block), std::move(permit)});
+  return form_ == v1::FORM_ROWS ? CheckShape() : absl::OkStatus();
+}
+
+absl::Status FrameSource::CheckShape() const {
+  const auto num_planes = static_cast<uint32_t>(model_->layout().num_planes());
+  if (record_->num_units() != num_planes) {
+    return absl::FailedPreconditionError(absl::StrCat("the record has ", record_->num_units(),
+                                                      " units, a block of its model ", num_planes));
+  }
+  for (uint32_t i = 0; i < num_planes; ++i) {
+    const UnitEntry& entry = record_->entry(i);
+    const auto plane = static_cast<int32_t>(i);
+    const Codec* codec = FindCodec(entry.codec);
+    const bool is_readable =
+        entry.codec == CodecId::kRaw || (codec != nullptr && codec->accepts(model_->shape(plane)));
+    if (!is_readable || entry.length != model_->unit_bytes(plane, entry.codec)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("unit ", i, " of the record is no plane of its model"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+GetFrameHeader FrameSource::StartHeader() const {
+  GetFrameHeader header;
+  header.block_idx = static_cast<uint32_t>(block_idx_);
+  header.first_unit = next_unit_;
+  if (next_unit_ == 0) {
+    const RecordMeta& meta = record_->meta();
+    header.key = std::string(meta.key.AsStringView());
+    header.fingerprint = std::string(meta.fingerprint.AsStringView());
+    header.num_units = record_->num_units();
+    header.num_tokens = static_cast<uint32_t>(meta.num_tokens);
+  }
+  return header;
+}
+
+absl::StatusOr<grpc::ByteBuffer> FrameSource::StoredFrame() {
+  GetFrameHeader header = StartHeader();
+  const uint64_t begin = record_->entry(next_unit_).offset;
+  uint64_t end = begin;
+  int64_t unit_bytes = 0;
+  for (uint32_t i = next_unit_; i < record_->num_units(); ++i) {
+    const UnitEntry& entry = record_->entry(i);
+    const uint64_t bytes = entry.offset + entry.length - begin;
+    if (i > next_unit_) {
+      // Units of a frame stand in the payload as they do in the record: next to each other.
+      const bool is_adjacent = entry.offset == static_cast<uint64_t>(AlignUnit(end));
+      const bool is_wanted = form_ == v1::FORM_ENCODED || entry.codec == CodecId::kRaw;
+      if (!is_adjacent || !is_wanted || i - next_unit_ >= kMaxUnitsPerFrame ||
+          bytes > static_cast<uint64_t>(kTargetPayloadBytes)) {
+        break;
+      }
+    } else if (entry.length > kMaxUnitBytes) {
+      return absl::FailedPreconditionError(absl::StrCat("unit ", i, " is larger than a frame"));
+    }
+    header.unit_xxh3.push_back(entry.xxh3);
+    header.unit_bytes.push_back(entry.length);
+    header.unit_codec.push_back(static_cast<uint32_t>(entry.codec));
+    end = entry.offset + entry.length;
+    unit_bytes += entry.length;
+  }
+  TransferCounters& counters = parts_.metrics->transfer();
+  (form_ == v1::FORM_ENCODED ? counters.get_encoded_bytes : counters.get_rows_bytes)
+      .fetch_add(unit_bytes, std::memory_order_relaxed);
+  counters.get_unit_bytes.fetch_add(unit_bytes, std::memory_order_relaxed);
+  grpc::Slice payload = OwnedSlice(pin_, record_->bytes().data() + begin, end - begin);
+  return Finish(std::move(header), std::move(payload));
+}
+
+absl::StatusOr<grpc::ByteBuffer> FrameSource::DecodedFrame() {
+  GetFrameHeader header = StartHeader();
+  // How many units: those that are encoded, up to the target.
+  uint32_t last = next_unit_;
+  int64_t payload_bytes = 0;
+  for (; last < record_->num_units() && last - next_unit_ < kMaxUnitsPerFrame; ++last) {
+    if (record_->entry(last).codec == CodecId::kRaw) break;
+    const int64_t end =
+        AlignPayload(payload_bytes) + model_->layout().plane(static_cast<int32_t>(last)).row_bytes;
+    if (last > next_unit_ && end > kTargetPayloadBytes) break;
+    payload_bytes = end;
+  }
+  const auto bytes = static_cast<size_t>(payload_bytes);
+  std::shared_ptr<std::byte[]> rows(new std::byte[bytes]);
+  int64_t end = 0;
+  int64_t unit_bytes = 0;
+  for (uint32_t i = next_unit_; i < last; ++i) {
+    const UnitEntry& entry = record_->entry(i);
+    const absl::Span<const std::byte> unit = record_->unit(i);
+    if (Xxh3(unit) != entry.xxh3) return absl::DataLossError("a stored unit has changed");
+    const auto plane = static_cast<int32_t>(i);
+    const PlaneShape shape = model_->shape(plane);
+    const int64_t offset = AlignPayload(end);
+    std::memset(rows.get() + end, 0, static_cast<size_t>(offset - end));
+    const absl::Span<std::byte> out(rows.get() + offset,
+                                    static_cast<size_t>(model_->layout().plane(plane).row_bytes));
+    BestBackend(*FindCodec(entry.codec)).decode(shape, unit.data(), out.data());
+    header.unit_xxh3.push_back(Xxh3(out));
+    header.unit_bytes.push_back(static_cast<uint32_t>(out.size()));
+    header.unit_codec.push_back(static_cast<uint32_t>(CodecId::kRaw));
+    end = offset + static_cast<int64_t>(out.size());
+    unit_bytes += entry.length;
+    parts_.metrics->transfer().get_rows_bytes.fetch_add(static_cast<int64_t>(out.size()),
+                                                        std::memory_order_relaxed);
+  }
+  parts_.metrics->transfer().get_unit_bytes.fetch_add(unit_bytes, std::memory_order_relaxed);
+  const std::byte* data = rows.get();
+  return Finish(std::move(header), OwnedSlice(std::move(rows), data, bytes));
+}
+
+grpc::ByteBuffer FrameSource::Finish(GetFrameHeader header, grpc::Slice payload) {
+  next_unit_ += static_cast<uint32_t>(header.unit_xxh3.size());
+  if (next_unit_ == record_->num_units()) {
+    record_.reset();
+    pin_.reset();  // the slices keep it
+    model_.reset();
+    ++block_idx_;
+  }
+  return BuildFrame(header, {std::move(payload)});
+}
+
+grpc::ByteBuffer FrameSource::EndBlock(absl::StatusCode code) {
+  // Drops and counts the bad copy, so that the next reader gets a miss or another tier's copy. What
+  // Verify finds is the same that was found here.
+  if (code == absl::StatusCode::kDataLoss) parts_.store->Verify(keys_[block_idx_]).IgnoreError();
+  record_.reset();
+  pin_.reset();
+  model_.reset();
+  GetFrameHeader header;
+  header.block_idx = static_cast<uint32_t>(block_idx_++);
+  header.code = static_cast<int32_t>(code);
+  return BuildFrame(header, {});
+}
+
+}  // namespace kvstow

@@ -1,0 +1,39 @@
+// WriteFrame: the units of one PutFrame into the place that their ticket reserved, encoded on the
+// way where they came as rows. For worker threads: encodes and hashes.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "proto/frames.h"
+#include "service/metrics.h"
+#include "service/model_registry.h"
+#include "storage/tiered_store.h"
+
+namespace kvstow {
+
+// What a ticket was reserved for.
+struct TicketPlan {
+  TicketId ticket = 0;
+  RecordMeta meta;
+  ModelRef model;
+};
+
+// kNotFound, kDeadlineExceeded: the ticket. kNotFound: its model.
+absl::StatusOr<TicketPlan> FindTicketPlan(const TieredStore& store, const ModelRegistry& models,
+                                          TicketId ticket);
+
+struct WriteOutcome {
+  uint32_t num_units = 0;  // accepted, repeats of the same bytes among them
+  // Why the rest of the frame was not taken. What was accepted before stays: sending the frame
+  // again is always right.
+  //   kInvalidArgument  units out of range, a wrong size or codec, other bytes sent before
+  //   kDataLoss         a unit's bytes do not have the checksum that came with them
+  //   others            from the store, about the ticket
+  absl::Status fault;
+};
+
+WriteOutcome WriteFrame(TieredStore& store, const TicketPlan& plan, const PutFrameHeader& header,
+                        const FramePayload& payload, TransferCounters& counters);
+
+}  // namespace kvstow

@@ -1,0 +1,119 @@
+#include "service/get_call.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include <utility>
+#include <vector>
+
+#include "kernels/core/status_macros.h"
+#include "kvstow/v1/data.pb.h"
+#include "proto/convert.h"
+#include "proto/status.h"
+
+namespace kvstow {
+
+GetCall* GetCall::Start(const ServiceParts& parts, const grpc::ByteBuffer& request) {
+  auto* call = new GetCall(parts);
+  const absl::Status status = call->Open(request);
+  if (!status.ok()) call->End(status);
+  call->Continue(/*refill_is_over=*/false);
+  return call;
+}
+
+absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
+  grpc::ByteBuffer copy(request);  // shares the bytes; parsing empties the buffer
+  v1::GetRequest message;
+  if (!grpc::SerializationTraits<v1::GetRequest>::Deserialize(&copy, &message).ok()) {
+    return absl::InvalidArgumentError("the request is no GetRequest");
+  }
+  KVSTOW_ASSIGN_OR_RETURN(std::vector<BlockKey> keys, KeysFromBytes(message.keys(), "keys", 1));
+  KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(message.form(), v1::FORM_ENCODED));
+  KVSTOW_ASSIGN_OR_RETURN(permit_, parts_.admission->AdmitCall(kCallBytes));
+  source_ = std::make_unique<FrameSource>(parts_, std::move(keys), form);
+  return absl::OkStatus();
+}
+
+void GetCall::OnWriteDone(bool ok) {
+  // Before the write counts as done: from then on a worker may put the next frame there.
+  current_.Clear();
+  {
+    MutexLock lock(&mutex_);
+    write_is_out_ = false;
+    if (!ok && end_.ok()) end_ = absl::CancelledError("the client is gone");
+  }
+  Continue(/*refill_is_over=*/false);
+}
+
+void GetCall::OnCancel() {
+  End(absl::CancelledError("the client is gone"));
+  Continue(/*refill_is_over=*/false);
+}
+
+void GetCall::End(const absl::Status& status) {
+  std::deque<grpc::ByteBuffer> dropped;  // with their pins, after the lock
+  MutexLock lock(&mutex_);
+  if (end_.ok()) end_ = status;
+  dropped.swap(ready_);
+}
+
+GetCall::Steps GetCall::Decide() {
+  Steps steps;
+  if (is_finished_) return steps;
+  const bool is_ending = !end_.ok();
+  if (!is_ending && !write_is_out_ && !ready_.empty()) {
+    current_ = std::move(ready_.front());
+    ready_.pop_front();
+    write_is_out_ = steps.write = true;
+  }
+  if (!is_ending && !refill_is_out_ && !source_is_done_ && ready_.size() < kRefillBelow) {
+    refill_is_out_ = steps.refill = true;
+  }
+  if (!write_is_out_ && !refill_is_out_ && (is_ending || (source_is_done_ && ready_.empty()))) {
+    is_finished_ = steps.finish = true;
+  }
+  return steps;
+}
+
+void GetCall::Continue(bool refill_is_over) {
+  const ServiceParts& parts = parts_;
+  for (;;) {
+    Steps steps;
+    absl::Status end;
+    {
+      // One critical section: once `refill_is_out_` is false and seen so, another thread may finish
+      // the call, and with that delete it.
+      MutexLock lock(&mutex_);
+      if (refill_is_over) refill_is_out_ = false;
+      steps = Decide();
+      end = end_;
+    }
+    if (steps.finish) {
+      timer_.Done(end.code());
+      permit_ = Permit();
+      Finish(ToGrpcStatus(end));
+      return;
+    }
+    if (steps.write) StartWrite(&current_);
+    if (!steps.refill) return;
+    const absl::Status submitted = parts.workers->Submit([this] { Refill(); });
+    if (submitted.ok()) return;
+    End(submitted);
+    refill_is_over = true;
+  }
+}
+
+void GetCall::Refill() {
+  for (bool is_enough = false; !is_enough;) {
+    absl::StatusOr<grpc::ByteBuffer> frame = source_->Next();
+    if (!frame.ok()) End(frame.status());
+    {
+      MutexLock lock(&mutex_);
+      if (frame.ok() && end_.ok()) ready_.push_back(*std::move(frame));
+      source_is_done_ = source_->done();
+      is_enough = source_is_done_ || !end_.ok() || ready_.size() >= kFramesAhead;
+    }
+    Continue(/*refill_is_over=*/is_enough);
+  }
+}
+
+}  // namespace kvstow

@@ -1,0 +1,65 @@
+// GetCall: one Get stream. While gRPC writes a frame, a worker makes the next ones, at most
+// kFramesAhead of them.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "kernels/core/mutex.h"
+#include "service/frame_source.h"
+#include "service/service_parts.h"
+
+namespace kvstow {
+
+class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  static constexpr size_t kFramesAhead = 4;
+  // A worker is called for when so few are left: several frames for one hand-over.
+  static constexpr size_t kRefillBelow = 3;
+
+  static GetCall* Start(const ServiceParts& parts, const grpc::ByteBuffer& request);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override { delete this; }
+
+ private:
+  // What to do next, decided under the lock and done without it.
+  struct Steps {
+    bool write = false;
+    bool refill = false;
+    bool finish = false;
+  };
+
+  explicit GetCall(const ServiceParts& parts)
+      : parts_(parts), timer_(parts.metrics, Method::kGet) {}
+
+  absl::Status Open(const grpc::ByteBuffer& request);
+  Steps Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes, refills, finishes, or neither. The last thing a thread does with this call, unless it
+  // is the refilling one and says that it goes on.
+  void Continue(bool refill_is_over);
+  void Refill();
+  void End(const absl::Status& status);
+
+  const ServiceParts& parts_;
+  const CallTimer timer_;
+  Permit permit_;
+  std::unique_ptr<FrameSource> source_;  // used by the worker that refills
+  grpc::ByteBuffer current_;             // of the write that is out
+
+  Mutex mutex_;
+  std::deque<grpc::ByteBuffer> ready_ ABSL_GUARDED_BY(mutex_);
+  bool write_is_out_ ABSL_GUARDED_BY(mutex_) = false;
+  bool refill_is_out_ ABSL_GUARDED_BY(mutex_) = false;
+  bool source_is_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // not OK: nothing more is written
+};
+
+}  // namespace kvstow

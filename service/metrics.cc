@@ -1,0 +1,251 @@
+#include "service/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+#include <prometheus/metric_family.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/codec/codec.h"
+#include "kernels/core/status_macros.h"
+#include "service/listen_address.h"
+#include "service/server_config.h"
+
+namespace kvstow {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+constexpr std::array<std::string_view, kNumMethods> kMethodNames = {
+    "RegisterModel", "GetModel", "ListModels", "Lookup", "Reserve", "Seal", "Abort", "Acquire",
+    "Release",       "Delete",   "List",       "Stat",   "Verify",  "Put",  "Get"};
+
+constexpr std::array<std::string_view, 17> kCodeNames = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+
+struct Label {
+  std::string_view name;
+  std::string value;
+};
+
+// Adds up families in the order in which they are first named.
+class Families {
+ public:
+  void Gauge(std::string_view name, std::string_view help, double value,
+             std::vector<Label> labels = {}) {
+    Add(name, help, MetricType::Gauge, std::move(labels)).gauge.value = value;
+  }
+  void Counter(std::string_view name, std::string_view help, double value,
+               std::vector<Label> labels = {}) {
+    Add(name, help, MetricType::Counter, std::move(labels)).counter.value = value;
+  }
+  ClientMetric& Add(std::string_view name, std::string_view help, MetricType type,
+                    std::vector<Label> labels) {
+    const std::string full = "kvstow_" + std::string(name);
+    auto found = std::find_if(families_.begin(), families_.end(),
+                              [&](const MetricFamily& family) { return family.name == full; });
+    if (found == families_.end()) {
+      families_.push_back({full, std::string(help), type, {}});
+      found = families_.end() - 1;
+    }
+    ClientMetric& metric = found->metric.emplace_back();
+    for (Label& label : labels) {
+      metric.label.push_back({std::string(label.name), std::move(label.value)});
+    }
+    return metric;
+  }
+  std::vector<MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  std::vector<MetricFamily> families_;
+};
+
+void AddStore(const StoreStats& stats, Families& out) {
+  for (const TierStats& tier : stats.tiers) {
+    const std::vector<Label> labels = {{"tier", std::string(TierName(tier.kind))}};
+    out.Gauge("tier_capacity_bytes", "Bytes the tier may hold.", tier.capacity_bytes, labels);
+    out.Gauge("tier_used_bytes", "Bytes allocated: sealed, reserved, waiting for reuse.",
+              tier.used_bytes, labels);
+    out.Gauge("tier_sealed_bytes", "Sum of the record sizes.", tier.sealed_bytes, labels);
+    out.Gauge("tier_reserved_bytes", "Bytes of open and dead tickets.", tier.reserved_bytes,
+              labels);
+    out.Gauge("tier_blocks", "Blocks in the tier.", tier.num_blocks, labels);
+  }
+  for (const CodecStats& codec : stats.codecs) {
+    const std::vector<Label> labels = {{"codec", CodecPairName(codec.codecs)}};
+    out.Gauge("codec_blocks", "Blocks stored with the codecs.", codec.num_blocks, labels);
+    out.Gauge("codec_record_bytes", "Bytes of their records.", codec.record_bytes, labels);
+    out.Gauge("codec_logical_bytes", "Bytes of their rows.", codec.logical_bytes, labels);
+  }
+  out.Gauge("blocks", "Distinct keys.", stats.num_blocks);
+  out.Gauge("index_bytes", "Memory of the index.", stats.index_bytes);
+  out.Gauge("open_tickets", "Reservations that are neither sealed nor aborted.",
+            stats.open_tickets);
+  out.Gauge("open_leases", "Leases that are neither released nor expired.", stats.open_leases);
+  out.Gauge("pinned_bytes", "Bytes that readers hold.", stats.pinned_bytes);
+  out.Gauge("write_behind_bytes", "Sealed bytes that wait for the disk.", stats.write_behind_bytes);
+  for (const auto& [name, value] : StoreCounters(stats)) {
+    out.Counter(std::string(name) + "_total", "See StoreStats in storage/tiered_store.h.", value);
+  }
+}
+
+void AddExecutor(const Executor& executor, const std::string& name, Families& out) {
+  const std::vector<Label> labels = {{"executor", name}};
+  out.Gauge("executor_queued", "Work items that wait.", executor.num_queued(), labels);
+  out.Gauge("executor_running", "Work items being done.", executor.num_running(), labels);
+  out.Counter("executor_refused_total", "Work items refused by a full queue.",
+              executor.num_refused(), labels);
+}
+
+void AddAdmission(const Admission& admission, Families& out) {
+  out.Gauge("calls_in_flight", "Put, Get and Verify calls.", admission.calls_in_flight());
+  out.Gauge("bytes_in_flight", "Bytes held for them.", admission.bytes_in_flight());
+  constexpr std::string_view kHelp = "Calls refused with RESOURCE_EXHAUSTED.";
+  out.Counter("admission_refused_total", kHelp, admission.num_refused_by_calls(),
+              {{"limit", "calls"}});
+  out.Counter("admission_refused_total", kHelp, admission.num_refused_by_bytes(),
+              {{"limit", "bytes"}});
+}
+
+}  // namespace
+
+std::string_view MethodName(Method method) { return kMethodNames[static_cast<size_t>(method)]; }
+
+std::vector<std::pair<std::string_view, int64_t>> StoreCounters(const StoreStats& stats) {
+  return {
+      {"lookups", stats.lookups},
+      {"lookup_hits", stats.lookup_hits},
+      {"dram_hits", stats.dram_hits},
+      {"nvme_hits", stats.nvme_hits},
+      {"misses", stats.misses},
+      {"seals", stats.seals},
+      {"aborts", stats.aborts},
+      {"tickets_expired", stats.tickets_expired},
+      {"leases_expired", stats.leases_expired},
+      {"dram_evictions", stats.dram_evictions},
+      {"nvme_evictions", stats.nvme_evictions},
+      {"demotions_dropped", stats.demotions_dropped},
+      {"corrupt_blocks", stats.corrupt_blocks},
+      {"raw_fallback_units", stats.raw_fallback_units},
+      {"nvme_bytes_written", stats.nvme_bytes_written},
+      {"nvme_bytes_read", stats.nvme_bytes_read},
+      {"nvme_write_errors", stats.nvme_write_errors},
+      {"dirs_set_aside", stats.dirs_set_aside},
+  };
+}
+
+// What a scrape reads, and the HTTP server it comes through.
+class Metrics::Page final : public prometheus::Collectable {
+ public:
+  Page(const Metrics& metrics, const MetricSources& sources)
+      : metrics_(metrics), sources_(sources) {}
+
+  std::vector<MetricFamily> Collect() const override {
+    Families out;
+    out.Gauge("build_info", "Always 1.", 1, {{"version", std::string(ServerVersion())}});
+    AddStore(sources_.store->Stats(), out);
+    AddAdmission(*sources_.admission, out);
+    AddExecutor(*sources_.workers, "workers", out);
+    AddExecutor(*sources_.control, "control", out);
+    for (const auto& [name, value] : metrics_.Counters()) {
+      out.Counter(std::string(name) + "_total", "See TransferCounters in service/metrics.h.",
+                  value);
+    }
+    AddCalls(out);
+    return out.Take();
+  }
+
+  std::unique_ptr<prometheus::Exposer> exposer;
+
+ private:
+  void AddCalls(Families& out) const {
+    for (int i = 0; i < kNumMethods; ++i) {
+      const Calls& calls = metrics_.calls_[i];
+      const std::string method(kMethodNames[i]);
+      for (size_t code = 0; code < calls.by_code.size(); ++code) {
+        const int64_t count = calls.by_code[code].load(std::memory_order_relaxed);
+        if (count == 0 && code != 0) continue;
+        out.Counter("rpc_total", "Calls that ended, by method and code.", count,
+                    {{"method", method}, {"code", std::string(kCodeNames[code])}});
+      }
+      auto& histogram = out.Add("rpc_seconds", "From the call's arrival to its end.",
+                                MetricType::Histogram, {{"method", method}})
+                            .histogram;
+      uint64_t count = 0;
+      for (size_t b = 0; b < calls.by_latency.size(); ++b) {
+        count += static_cast<uint64_t>(calls.by_latency[b].load(std::memory_order_relaxed));
+        const double bound =
+            b < kLatencyBounds.size() ? kLatencyBounds[b] : std::numeric_limits<double>::infinity();
+        histogram.bucket.push_back({count, bound});
+      }
+      histogram.sample_count = count;
+      histogram.sample_sum = 1e-9 * calls.nanoseconds.load(std::memory_order_relaxed);
+    }
+  }
+
+  const Metrics& metrics_;
+  const MetricSources sources_;
+};
+
+Metrics::Metrics() = default;
+Metrics::~Metrics() { Stop(); }
+
+void Metrics::RecordCall(Method method, absl::StatusCode code, absl::Duration elapsed) {
+  Calls& calls = calls_[static_cast<size_t>(method)];
+  const auto code_idx = std::min<size_t>(static_cast<size_t>(code), calls.by_code.size() - 1);
+  calls.by_code[code_idx].fetch_add(1, std::memory_order_relaxed);
+  const double seconds = absl::ToDoubleSeconds(elapsed);
+  const auto bucket = std::lower_bound(kLatencyBounds.begin(), kLatencyBounds.end(), seconds) -
+                      kLatencyBounds.begin();
+  calls.by_latency[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+  calls.nanoseconds.fetch_add(absl::ToInt64Nanoseconds(elapsed), std::memory_order_relaxed);
+}
+
+std::vector<std::pair<std::string_view, int64_t>> Metrics::Counters() const {
+  return {
+      {"put_rows_bytes", transfer_.put_rows_bytes.load()},
+      {"put_encoded_bytes", transfer_.put_encoded_bytes.load()},
+      {"put_unit_bytes", transfer_.put_unit_bytes.load()},
+      {"get_rows_bytes", transfer_.get_rows_bytes.load()},
+      {"get_encoded_bytes", transfer_.get_encoded_bytes.load()},
+      {"get_unit_bytes", transfer_.get_unit_bytes.load()},
+      {"raw_fallback_planes", transfer_.raw_fallback_planes.load()},
+      {"bad_checksums", transfer_.bad_checksums.load()},
+  };
+}
+
+absl::Status Metrics::Serve(const std::string& address, const MetricSources& sources) {
+  // The library says only that it could not bind; we say why.
+  KVSTOW_RETURN_IF_ERROR(CheckTcpAddressIsFree("metrics.address", address));
+  auto page = std::make_shared<Page>(*this, sources);
+  // The one library of ours that throws.
+  try {
+    page->exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/2);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("metrics.address ", address, ": ", error.what()));
+  }
+  page->exposer->RegisterCollectable(page);
+  page_ = std::move(page);
+  return absl::OkStatus();
+}
+
+void Metrics::Stop() {
+  if (page_ == nullptr) return;
+  page_->exposer.reset();  // waits for scrapes
+  page_.reset();
+}
+
+int Metrics::port() const {
+  if (page_ == nullptr) return 0;
+  const std::vector<int> ports = page_->exposer->GetListeningPorts();
+  return ports.empty() ? 0 : ports[0];
+}
+
+}  // namespace kvstow

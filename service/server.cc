@@ -1,0 +1,199 @@
+#include "service/server.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/log.h"
+#include "kernels/core/status_macros.h"
+#include "service/admission.h"
+#include "service/control_service.h"
+#include "service/data_service.h"
+#include "service/executor.h"
+#include "service/listen_address.h"
+#include "service/metrics.h"
+#include "service/model_registry.h"
+#include "service/service_parts.h"
+
+namespace kvstow {
+namespace {
+
+// Twice what a request of 65,536 keys or 1,048,576 tokens takes, so that one that is somewhat too
+// large gets our answer, which names the limit, and not gRPC's.
+constexpr int kMaxReceiveBytes = 8 << 20;
+// Threads for control work that waits: a few durable seals at once.
+constexpr int32_t kControlThreads = 4;
+// How long Drain waits for gRPC to let go of the slices it was sending.
+constexpr std::chrono::seconds kSliceTimeout{5};
+
+// Keeps the library up for the rest of the process. Its own clean-up, when the last object goes, may
+// wait 10 s for a poller thread that nobody wakes.
+void KeepGrpcInitialized() {
+  static const bool is_initialized = (grpc_init(), true);
+  static_cast<void>(is_initialized);
+}
+
+void SetChannelOptions(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  builder.SetMaxSendMessageSize(-1);
+  // Two daemons on one port would share its connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // A reader whose machine is gone holds pins until its connection is found dead.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
+}
+
+}  // namespace
+
+// Members in the order in which they are built; destroyed in reverse.
+struct Server::State {
+  explicit State(const ServerOptions& server_options) : options(server_options) {}
+
+  const ServerOptions options;
+  std::unique_ptr<TieredStore> store;
+  std::unique_ptr<ModelRegistry> models;
+  std::shared_ptr<Admission> admission;
+  Metrics metrics;
+  std::unique_ptr<Executor> workers;
+  std::unique_ptr<Executor> control;
+  ServiceParts parts;
+  std::unique_ptr<ModelService> model_service;
+  std::unique_ptr<ControlService> control_service;
+  std::unique_ptr<DataService> data_service;
+  std::unique_ptr<grpc::Server> grpc_server;
+  int tcp_port = 0;
+  bool is_drained = false;
+
+  absl::Status OpenStore(const Clock* clock);
+  void BuildServices();
+  absl::Status Listen();
+  void WaitForSlices() const;
+};
+
+absl::Status Server::State::OpenStore(const Clock* clock) {
+  // Addresses before the store: a second daemon is refused before it touches anything.
+  if (!options.unix_socket.empty()) KVSTOW_RETURN_IF_ERROR(FreeUnixSocket(options.unix_socket));
+  if (!options.tcp.empty()) {
+    KVSTOW_RETURN_IF_ERROR(CheckTcpAddressIsFree("listen.tcp", options.tcp));
+  }
+  KVSTOW_ASSIGN_OR_RETURN(store, TieredStore::Open(options.store, clock));
+  const std::string& path = options.store.nvme_path;
+  KVSTOW_ASSIGN_OR_RETURN(models,
+                          ModelRegistry::Open(path.empty() ? "" : absl::StrCat(path, "/models")));
+  return absl::OkStatus();
+}
+
+void Server::State::BuildServices() {
+  const LimitsOptions& limits = options.limits;
+  admission = std::make_shared<Admission>(limits.calls_in_flight_max, limits.bytes_in_flight_max);
+  workers = std::make_unique<Executor>("worker", limits.worker_threads, limits.queue_max);
+  control = std::make_unique<Executor>("control", kControlThreads, limits.queue_max);
+  parts = {.options = &options,
+           .store = store.get(),
+           .models = models.get(),
+           .workers = workers.get(),
+           .control = control.get(),
+           .admission = admission,
+           .metrics = &metrics,
+           .started_at = std::chrono::steady_clock::now()};
+  model_service = std::make_unique<ModelService>(parts);
+  control_service = std::make_unique<ControlService>(parts);
+  data_service = std::make_unique<DataService>(parts);
+}
+
+absl::Status Server::State::Listen() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  SetChannelOptions(builder);
+  const auto credentials = grpc::InsecureServerCredentials();
+  int unix_bound = 0;
+  if (!options.unix_socket.empty()) {
+    builder.AddListeningPort("unix:" + options.unix_socket, credentials, &unix_bound);
+  }
+  if (!options.tcp.empty()) builder.AddListeningPort(options.tcp, credentials, &tcp_port);
+  builder.RegisterService(model_service.get());
+  builder.RegisterService(control_service.get());
+  builder.RegisterService(data_service.get());
+  grpc_server = builder.BuildAndStart();
+  // gRPC does not say which address it was or why; the checks before catch all but a race.
+  if (grpc_server == nullptr || (!options.tcp.empty() && tcp_port == 0) ||
+      (!options.unix_socket.empty() && unix_bound == 0)) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on unix \"", options.unix_socket,
+                                               "\" and tcp \"", options.tcp, "\""));
+  }
+  if (options.metrics_address.empty()) return absl::OkStatus();
+  return metrics.Serve(options.metrics_address, {.store = store.get(),
+                                                 .admission = admission.get(),
+                                                 .workers = workers.get(),
+                                                 .control = control.get()});
+}
+
+// Slices point into the store's memory: it must not go before gRPC has let go of them.
+void Server::State::WaitForSlices() const {
+  const auto deadline = std::chrono::steady_clock::now() + kSliceTimeout;
+  while (admission->bytes_in_flight() > 0) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      // Only a bug of ours or of gRPC; going on would read freed memory.
+      Log(Severity::kError, "bytes still in flight after the drain; ending without flush",
+          {{"bytes", absl::StrCat(admission->bytes_in_flight())}});
+      _exit(1);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+Server::Server(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Server::~Server() { Drain(); }
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      const Clock* clock) {
+  KeepGrpcInitialized();
+  auto state = std::make_unique<State>(options);
+  KVSTOW_RETURN_IF_ERROR(state->OpenStore(clock));
+  state->BuildServices();
+  std::unique_ptr<Server> server(new Server(std::move(state)));
+  KVSTOW_RETURN_IF_ERROR(server->state_->Listen());
+  return server;
+}
+
+void Server::Drain() {
+  if (std::exchange(state_->is_drained, true)) return;
+  State& state = *state_;
+  if (state.grpc_server != nullptr) {
+    if (auto* health = state.grpc_server->GetHealthCheckService()) health->Shutdown();
+    // Refuses new calls, waits for those in flight, and cancels what is left at the deadline.
+    state.grpc_server->Shutdown(std::chrono::system_clock::now() +
+                                absl::ToChronoNanoseconds(state.options.drain_timeout));
+    state.grpc_server->Wait();
+    state.grpc_server.reset();
+  }
+  state.metrics.Stop();
+  state.control.reset();
+  state.workers.reset();
+  state.WaitForSlices();
+  state.models.reset();
+  state.store.reset();  // flushes
+  // gRPC removes the socket when it stops to listen; where it did not, we do.
+  if (!state.options.unix_socket.empty()) {
+    FreeUnixSocket(state.options.unix_socket).IgnoreError();
+  }
+}
+
+const std::string& Server::unix_socket() const { return state_->options.unix_socket; }
+int Server::tcp_port() const { return state_->tcp_port; }
+int Server::metrics_port() const { return state_->metrics.port(); }
+TieredStore& Server::store() { return *state_->store; }
+
+}  // namespace kvstow

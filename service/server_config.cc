@@ -1,0 +1,241 @@
+#include "service/server_config.h"
+
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status_macros.h"
+#include "kernels/core/text.h"
+#include "server_config.pb.h"
+
+namespace kvstow {
+namespace {
+
+// sockaddr_un::sun_path has 108 bytes, the last of which is a zero.
+constexpr size_t kUnixPathBytesMax = 107;
+constexpr int64_t kDramBytesMin = int64_t{1} << 20;
+constexpr int64_t kNvmeBytesMin = int64_t{1} << 20;
+constexpr int64_t kNvmeBytesMax = int64_t{1} << 50;
+// One data call holds up to 8 MiB.
+constexpr int64_t kInFlightBytesMin = int64_t{8} << 20;
+constexpr int64_t kDefaultNvmeBytes = int64_t{8} << 30;
+constexpr int64_t kDefaultWriteBehindBytes = int64_t{256} << 20;
+
+constexpr std::array<std::pair<std::string_view, Severity>, 4> kLogLevels = {{
+    {"debug", Severity::kDebug},
+    {"info", Severity::kInfo},
+    {"warning", Severity::kWarning},
+    {"error", Severity::kError},
+}};
+
+absl::Status BadField(std::string_view field, std::string_view found, std::string_view want) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(field), " is ", ToAbsl(found), ", want ", ToAbsl(want)));
+}
+
+absl::Status CheckCount(std::string_view field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return BadField(field, absl::StrCat(value), absl::StrCat(min, " to ", max));
+}
+
+absl::Status CheckBytes(std::string_view field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return BadField(field, FormatBytes(value),
+                  absl::StrCat(FormatBytes(min), " to ", FormatBytes(max)));
+}
+
+absl::Status CheckDuration(std::string_view field, absl::Duration value, absl::Duration min,
+                           absl::Duration max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return BadField(field, absl::FormatDuration(value),
+                  absl::StrCat(absl::FormatDuration(min), " to ", absl::FormatDuration(max)));
+}
+
+// "HOST:PORT" with a port of 0 to 65535. The host may be a name, an address or "[v6]".
+absl::Status CheckHostPort(std::string_view field, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  uint32_t port = 0;
+  const bool is_good = colon != std::string::npos && colon > 0 && colon + 1 < address.size() &&
+                       address.size() - colon <= 6 &&
+                       address.find_first_not_of("0123456789", colon + 1) == std::string::npos &&
+                       absl::SimpleAtoi(address.substr(colon + 1), &port) && port <= 65535;
+  if (is_good) return absl::OkStatus();
+  return BadField(field, absl::StrCat("\"", address, "\""),
+                  "HOST:PORT with a port of 0 to 65535, for example 127.0.0.1:7070");
+}
+
+// One value of the message and the name it is reported under.
+struct TextField {
+  std::string_view name;
+  const std::string& text;
+};
+
+absl::Status ReadBytes(const TextField& field, int64_t& bytes) {
+  absl::StatusOr<int64_t> parsed = ParseBytes(field.text);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(field.name), ": ", parsed.status().message()));
+  }
+  bytes = *parsed;
+  return absl::OkStatus();
+}
+
+absl::Status ReadDuration(const TextField& field, absl::Duration& duration) {
+  absl::StatusOr<absl::Duration> parsed = ParseDuration(field.text);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(field.name), ": ", parsed.status().message()));
+  }
+  duration = *parsed;
+  return absl::OkStatus();
+}
+
+// uint32 and uint64 fields go into signed members: out of range is caught by Validate.
+int32_t ClampToInt32(uint64_t value) {
+  return static_cast<int32_t>(std::min<uint64_t>(value, std::numeric_limits<int32_t>::max()));
+}
+
+absl::Status ReadLogLevel(const std::string& text, Severity& level) {
+  std::vector<std::string> names;
+  for (const auto& [name, severity] : kLogLevels) {
+    if (name == text) {
+      level = severity;
+      return absl::OkStatus();
+    }
+    names.emplace_back(name);
+  }
+  const std::string nearest = NearestName(text, names);
+  return absl::InvalidArgumentError(
+      absl::StrCat("log.level is \"", text, "\", want debug, info, warning or error",
+                   nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+}
+
+// Empty capacities mean "the default, if there is a disk tier at all": so a capacity without a path
+// can be told from the default and refused.
+absl::Status ReadNvme(const v1::NvmeConfig& nvme, StoreOptions& store) {
+  store.nvme_path = nvme.path();
+  store.nvme_bytes = kDefaultNvmeBytes;
+  store.write_behind_bytes_max = kDefaultWriteBehindBytes;
+  for (const auto& [name, text, bytes] :
+       {std::tuple("nvme.capacity", &nvme.capacity(), &store.nvme_bytes),
+        std::tuple("nvme.write_behind_max", &nvme.write_behind_max(),
+                   &store.write_behind_bytes_max)}) {
+    if (text->empty()) continue;
+    KVSTOW_RETURN_IF_ERROR(ReadBytes({name, *text}, *bytes));
+    if (nvme.path().empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, " is ", *text, " but nvme.path is empty: set nvme.path or leave ", name, " out"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Lower of the machine's memory and our control group's limit (version 2, then version 1).
+int64_t MemoryLimitBytes() {
+  struct sysinfo info = {};
+  int64_t bytes = std::numeric_limits<int64_t>::max();
+  if (sysinfo(&info) == 0) bytes = static_cast<int64_t>(info.totalram) * info.mem_unit;
+  for (const char* file :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream in(file);
+    int64_t limit = 0;
+    if (in >> limit && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Machine ThisMachine() {
+  return {.memory_bytes = MemoryLimitBytes(),
+          .num_cores = std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()))};
+}
+
+absl::Status ServerOptions::Validate(const Machine& machine) const {
+  if (unix_socket.empty() && tcp.empty()) {
+    return absl::InvalidArgumentError(
+        "nothing to listen on: listen.unix_socket and listen.tcp are both empty");
+  }
+  if (unix_socket.size() > kUnixPathBytesMax) {
+    return BadField("listen.unix_socket", absl::StrCat(unix_socket.size(), " bytes"),
+                    absl::StrCat("at most ", kUnixPathBytesMax, " bytes"));
+  }
+  if (!tcp.empty()) KVSTOW_RETURN_IF_ERROR(CheckHostPort("listen.tcp", tcp));
+  if (!metrics_address.empty()) {
+    KVSTOW_RETURN_IF_ERROR(CheckHostPort("metrics.address", metrics_address));
+    if (metrics_address == tcp && !tcp.ends_with(":0")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("metrics.address and listen.tcp are both ", tcp, ", want two addresses"));
+    }
+  }
+  if (store.dram_bytes > machine.memory_bytes) {
+    return BadField(
+        "dram.capacity", FormatBytes(store.dram_bytes),
+        absl::StrCat("at most the machine's memory of ", FormatBytes(machine.memory_bytes)));
+  }
+  KVSTOW_RETURN_IF_ERROR(
+      CheckBytes("dram.capacity", store.dram_bytes, kDramBytesMin, machine.memory_bytes));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckBytes("nvme.capacity", store.nvme_bytes, kNvmeBytesMin, kNvmeBytesMax));
+  KVSTOW_RETURN_IF_ERROR(CheckBytes("nvme.write_behind_max", store.write_behind_bytes_max,
+                                    kDramBytesMin, kNvmeBytesMax));
+  KVSTOW_RETURN_IF_ERROR(CheckDuration("tickets.write_deadline", store.write_deadline,
+                                       absl::Milliseconds(10), absl::Hours(1)));
+  KVSTOW_RETURN_IF_ERROR(CheckDuration("tickets.reuse_delay", store.reuse_delay,
+                                       absl::ZeroDuration(), absl::Hours(1)));
+  KVSTOW_RETURN_IF_ERROR(CheckCount("tickets.max", store.tickets_max, 1, 1 << 24));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckDuration("leases.max_ttl", store.lease_max, absl::Milliseconds(1), absl::Hours(24)));
+  KVSTOW_RETURN_IF_ERROR(CheckCount("leases.max", store.leases_max, 1, 1 << 24));
+  KVSTOW_RETURN_IF_ERROR(CheckCount("limits.worker_threads", limits.worker_threads, 1, 1024));
+  KVSTOW_RETURN_IF_ERROR(CheckCount("limits.queue", limits.queue_max, 1, 1 << 20));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckCount("limits.calls_in_flight", limits.calls_in_flight_max, 1, 1 << 16));
+  KVSTOW_RETURN_IF_ERROR(CheckBytes("limits.bytes_in_flight", limits.bytes_in_flight_max,
+                                    kInFlightBytesMin, machine.memory_bytes));
+  KVSTOW_RETURN_IF_ERROR(CheckCount("limits.blocks", store.blocks_max, 1, int64_t{1} << 32));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckDuration("drain_timeout", drain_timeout, absl::ZeroDuration(), absl::Hours(1)));
+  return store.Validate();
+}
+
+absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
+                                                const Machine& machine) {
+  ServerOptions options;
+  StoreOptions& store = options.store;
+  options.unix_socket = config.listen().unix_socket();
+  options.tcp = config.listen().tcp();
+  KVSTOW_RETURN_IF_ERROR(ReadBytes({"dram.capacity", config.dram().capacity()}, store.dram_bytes));
+  KVSTOW_RETURN_IF_ERROR(ReadNvme(config.nvme(), store));
+  KVSTOW_RETURN_IF_ERROR(ReadDuration({"tickets.write_deadline", config.tickets().write_deadline()},
+                                      store.write_deadline));
+  KVSTOW_RETURN_IF_ERROR(
+      ReadDuration({"tickets.reuse_delay", config.tickets().reuse_delay()}, store.reuse_delay));
+  store.tickets_max = ClampToInt32(config.tickets().max());
+  KVSTOW_RETURN_IF_ERROR(
+      ReadDuration({"leases.max_ttl", config.leases().max_ttl()}, store.lease_max));
+  store.leases_max = ClampToInt32(config.leases().max());
+  options.limits.worker_threads = ClampToInt32(config.limits().worker_threads());
+  options.limits.queue_max = ClampToInt32(config.limits().queue());
+  options.limits.calls_in_flight_max = ClampToInt32(config.limits().calls_in_flight());
+  KVSTOW_RETURN_IF_ERROR(ReadBytes({"limits.bytes_in_flight", config.limits().bytes_in_flight()},
+                                   options.limits.bytes_in_flight_max));
+  store.blocks_max = static_cast<int64_t>(
+      std::min<uint64_t>(config.limits().blocks(), std::numeric_limits<int64_t>::max()));
+  options.metrics_address = config.metrics().address();
+  KVSTOW_RETURN_IF_ERROR(ReadLogLevel(config.log().level(), options.log_level));
+  KVSTOW_RETURN_IF_ERROR(
+      ReadDuration({"drain_timeout", config.drain_timeout()}, options.drain_timeout));
+  KVSTOW_RETURN_IF_ERROR(options.Validate(machine));
+  return options;
+}
+
+std::string_view ServerVersion() { return KVSTOW_VERSION; }
+
+}  // namespace kvstow

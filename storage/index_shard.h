@@ -1,0 +1,155 @@
+// IndexShard: one of the index's 64 parts: a hash table over a slab of compact entries, with one
+// list per tier in order of use. Private to the index; block_index.h is what others use.
+//
+// Thread safety: all methods may be called at once. Callbacks run with the shard's lock held: they
+// must not block and must not call the index.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "kernels/core/block_key.h"
+#include "kernels/core/mutex.h"
+#include "storage/block_info.h"
+#include "storage/tier.h"
+
+namespace kvstow {
+
+// Names one insertion of a block; never used twice, so that what began with one incarnation of a
+// key never ends on the next.
+using BlockId = uint64_t;
+
+class IndexShard;
+
+// A block inside a callback. Valid only there.
+class IndexedBlock {
+ public:
+  const BlockKey& key() const;
+  BlockId id() const;
+  int64_t record_bytes() const;
+  bool in(TierKind tier) const;
+  bool is_queued() const;  // waits to be written to disk
+  bool is_pinned() const;  // on disk, by a lease
+
+  void Place(TierKind tier);   // now stored there too
+  void Remove(TierKind tier);  // no longer stored there; a block in no tier leaves the index
+  void Touch(uint64_t tick);   // used now: last to be evicted
+  void SetQueued(bool is_queued);
+  void Pin();
+  void Unpin();
+
+ private:
+  friend class IndexShard;
+  IndexedBlock(IndexShard* shard, uint32_t slot) : shard_(shard), slot_(slot) {}
+  IndexShard* shard_;
+  uint32_t slot_;
+};
+
+class IndexShard {
+ public:
+  explicit IndexShard(uint64_t hash_seed);
+
+  // Adds the block, then calls `placed`. False, and no call, where the key is known.
+  bool Insert(const BlockInfo& block, BlockId id, uint64_t tick,
+              absl::FunctionRef<void(IndexedBlock&)> placed);
+
+  Location Lookup(const BlockKey& key) const;
+
+  // Calls `visit` when the block is there. `erased` tells whether it left the index by it.
+  bool Visit(const BlockKey& key, absl::FunctionRef<void(IndexedBlock&)> visit, bool& erased);
+
+  // Tick of the next candidate to leave `tier`. `skip_queued`: look for one that is not waiting for
+  // the disk, among the few oldest.
+  std::optional<uint64_t> OldestTick(TierKind tier, bool skip_queued) const;
+
+  // Offers blocks of `tier` to `evict`, oldest first, until it takes one (removes it from the tier
+  // and returns true). One it does not take is in use: it counts as used at `tick`.
+  bool EvictOldest(TierKind tier, bool skip_queued, uint64_t tick,
+                   absl::FunctionRef<bool(IndexedBlock&)> evict, bool& erased);
+
+  // Appends the blocks with key > `after` in ascending order, at most `limit`.
+  void List(const BlockKey& after, int64_t limit, std::vector<BlockInfo>& blocks) const;
+
+  struct Totals {
+    int64_t num_blocks = 0;
+    int64_t blocks_in[2] = {0, 0};  // dram, nvme
+    int64_t bytes_in[2] = {0, 0};
+    int64_t pinned_bytes = 0;  // on disk, by leases
+    int64_t index_bytes = 0;
+    std::vector<CodecStats> codecs;
+  };
+  Totals totals() const;
+
+ private:
+  friend class IndexedBlock;
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint32_t kSlotsPerChunk = 256;
+
+  struct Links {
+    uint32_t newer = kNone;
+    uint32_t older = kNone;
+  };
+  // Sizes are limited where blocks enter: record_bytes and num_tokens fit.
+  struct Entry {
+    BlockKey key;
+    BlockId id = 0;
+    uint64_t tick = 0;
+    int64_t logical_bytes = 0;
+    Links links[2];  // dram, nvme
+    uint32_t record_bytes = 0;
+    uint32_t model_idx = 0;
+    uint32_t pins = 0;
+    uint16_t num_tokens = 0;
+    CodecId k_codec = CodecId::kRaw;
+    CodecId v_codec = CodecId::kRaw;
+    bool in_tier[2] = {false, false};
+    bool is_queued = false;
+  };
+  struct Order {  // ends of a list
+    uint32_t newest = kNone;
+    uint32_t oldest = kNone;
+  };
+  struct Model {
+    Digest fingerprint;
+    int64_t num_blocks = 0;
+  };
+  // 0 is empty; else hash << 32 | slot + 1.
+  using Bucket = uint64_t;
+
+  Entry& entry(uint32_t slot) const {
+    return chunks_[slot / kSlotsPerChunk][slot % kSlotsPerChunk];
+  }
+  uint32_t Hash(const BlockKey& key) const;
+  uint32_t FindSlot(const BlockKey& key) const;
+  void AddBucket(uint32_t hash, uint32_t slot);
+  void RemoveBucket(const BlockKey& key);
+  uint32_t TakeSlot();
+  uint32_t TakeModel(const Digest& fingerprint);
+  void DropModel(uint32_t model_idx);
+  void CountCodec(const Entry& entry, int64_t sign);
+  void EraseIfNowhere(uint32_t slot, bool& erased);
+  void Link(uint32_t slot, int tier_idx);
+  void Unlink(uint32_t slot, int tier_idx);
+  uint32_t NextCandidate(uint32_t slot, int tier_idx, bool skip_queued) const;
+  BlockInfo Describe(const Entry& entry) const;
+
+  const uint64_t hash_seed_;
+
+  mutable Mutex mutex_;  // guards everything below
+  std::vector<Bucket> buckets_;
+  std::vector<std::unique_ptr<Entry[]>> chunks_;
+  std::vector<uint32_t> free_slots_;
+  uint32_t num_slots_ = 0;  // ever taken
+  Order order_[2];
+  std::vector<Model> models_;
+  std::vector<uint32_t> free_models_;
+  absl::flat_hash_map<Digest, uint32_t, DigestHash> model_idx_;
+  Totals totals_;
+};
+
+}  // namespace kvstow

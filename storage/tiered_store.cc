@@ -1,0 +1,197 @@
+#include "storage/tiered_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/log.h"
+#include "kernels/core/status_macros.h"
+#include "storage/tiered_store_impl.h"
+
+namespace kvstow {
+namespace {
+
+constexpr int64_t kDramBytesMin = int64_t{1} << 20;
+constexpr absl::Duration kBackgroundPeriod = absl::Milliseconds(100);
+
+absl::Status TooSmall(const char* field, int64_t found, int64_t least) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", found, ", want at least ", least));
+}
+
+TierStats DramStats(const DramTier& dram, const IndexShard::Totals& totals, int64_t reserved) {
+  return {.kind = TierKind::kDram,
+          .capacity_bytes = dram.capacity_bytes(),
+          .used_bytes = dram.used_bytes(),
+          .sealed_bytes = totals.bytes_in[0],
+          .reserved_bytes = reserved,
+          .num_blocks = totals.blocks_in[0]};
+}
+
+TierStats NvmeStats(const NvmeTier& nvme, const IndexShard::Totals& totals) {
+  return {.kind = TierKind::kNvme,
+          .capacity_bytes = nvme.capacity_bytes(),
+          .used_bytes = nvme.used_bytes(),
+          .sealed_bytes = totals.bytes_in[1],
+          .num_blocks = totals.blocks_in[1]};
+}
+
+}  // namespace
+
+absl::Status StoreOptions::Validate() const {
+  if (dram_bytes < kDramBytesMin) return TooSmall("dram_bytes", dram_bytes, kDramBytesMin);
+  if (!nvme_path.empty() && nvme_bytes < NvmeTier::kCapacityMin) {
+    return TooSmall("nvme_bytes", nvme_bytes, NvmeTier::kCapacityMin);
+  }
+  if (leases_max < 1) return TooSmall("leases_max", leases_max, 1);
+  if (tickets_max < 1) return TooSmall("tickets_max", tickets_max, 1);
+  if (blocks_max < 1) return TooSmall("blocks_max", blocks_max, 1);
+  if (write_behind_bytes_max < 1) {
+    return TooSmall("write_behind_bytes_max", write_behind_bytes_max, 1);
+  }
+  const absl::Duration longest = absl::Hours(24);
+  const std::pair<const char*, absl::Duration> durations[] = {{"write_deadline", write_deadline},
+                                                              {"lease_max", lease_max}};
+  for (const auto& [field, duration] : durations) {
+    if (duration <= absl::ZeroDuration() || duration > longest) {
+      return absl::InvalidArgumentError(absl::StrCat(field, " is ", absl::FormatDuration(duration),
+                                                     ", want more than 0 and at most 24h"));
+    }
+  }
+  if (reuse_delay < absl::ZeroDuration() || reuse_delay > longest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reuse_delay is ", absl::FormatDuration(reuse_delay), ", want 0 to 24h"));
+  }
+  return absl::OkStatus();
+}
+
+// --- Impl: life ---
+
+TieredStore::Impl::Impl(const StoreOptions& options, const Clock* clock,
+                        std::unique_ptr<DramTier> dram)
+    : options(options),
+      clock(clock),
+      dram(std::move(dram)),
+      index(options.blocks_max),
+      tickets(options.tickets_max, options.reuse_delay),
+      leases(options.leases_max),
+      queue(options.write_behind_bytes_max),
+      last_disk_put(absl::InfinitePast()) {
+  host.clock = clock;
+  host.make_room = [this](int64_t bytes) { return MakeRoom(bytes); };
+}
+
+TieredStore::Impl::~Impl() {
+  is_stopping = true;
+  queue.Wake();
+  if (background.joinable()) background.join();
+  if (nvme == nullptr) return;
+  while (WriteOne()) {
+  }
+  const absl::Status status = FlushDisk();
+  if (!status.ok()) {
+    Log(Severity::kError, "last flush failed", {{"error", std::string(status.message())}});
+  }
+}
+
+absl::Status TieredStore::Impl::OpenDisk() {
+  int64_t num_refused = 0;
+  std::vector<BlockKey> refused;
+  const auto found = [&](const BlockInfo& block) {
+    // Found again, in a younger segment: what the index has is old.
+    index.Visit(block.key, [](IndexedBlock& old) { old.Remove(TierKind::kNvme); });
+    const bool fits = block.record_bytes <= BlockIndex::kRecordBytesMax &&
+                      block.num_tokens <= BlockIndex::kTokensMax;
+    if (!fits || !index.Insert(block, [](IndexedBlock&) {}).ok()) refused.push_back(block.key);
+  };
+  KVSTOW_ASSIGN_OR_RETURN(
+      nvme, NvmeTier::Open(
+                {.path = options.nvme_path, .capacity_bytes = options.nvme_bytes, .clock = clock},
+                found));
+  for (const BlockKey& key : refused) {
+    if (index.Lookup(key).in_nvme) continue;
+    nvme->Drop(key);
+    ++num_refused;
+  }
+  // The capacity may be smaller than it was.
+  while (absl::IsResourceExhausted(nvme->MakeRoom(0)) && EvictFromNvme()) {
+  }
+  counters.corrupt_blocks += nvme->open_report().blocks_lost;
+  Log(Severity::kInfo, "disk tier opened",
+      {{"path", options.nvme_path},
+       {"blocks", absl::StrCat(index.num_blocks())},
+       {"blocks_lost", absl::StrCat(nvme->open_report().blocks_lost)},
+       {"blocks_refused", absl::StrCat(num_refused)},
+       {"dirs_set_aside", absl::StrCat(nvme->open_report().dirs_set_aside)}});
+  return absl::OkStatus();
+}
+
+void TieredStore::Impl::StartBackground() {
+  background = std::thread([this] {
+    while (!is_stopping) {
+      queue.WaitForWork(kBackgroundPeriod);
+      if (!is_stopping) Maintain();
+    }
+  });
+}
+
+void TieredStore::Impl::Maintain() {
+  Expire();
+  if (nvme == nullptr) return;
+  // The clocks go on while the disk is slow.
+  while (!is_stopping && WriteOne()) Expire();
+  FlushWhenIdle();
+}
+
+// --- TieredStore ---
+
+absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOptions& options,
+                                                               const Clock* clock) {
+  KVSTOW_RETURN_IF_ERROR(options.Validate());
+  KVSTOW_ASSIGN_OR_RETURN(std::unique_ptr<DramTier> dram, DramTier::Create(options.dram_bytes));
+  auto impl = std::make_unique<Impl>(options, clock, std::move(dram));
+  if (!options.nvme_path.empty()) KVSTOW_RETURN_IF_ERROR(impl->OpenDisk());
+  if (options.background) impl->StartBackground();
+  return std::unique_ptr<TieredStore>(new TieredStore(std::move(impl)));
+}
+
+TieredStore::TieredStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TieredStore::~TieredStore() = default;
+
+void TieredStore::RunMaintenance() { impl_->Maintain(); }
+
+StoreStats TieredStore::Stats() const {
+  const Impl& impl = *impl_;
+  const StoreCounters& counters = impl.counters;
+  const IndexShard::Totals totals = impl.index.totals();
+  StoreStats stats;
+  stats.tiers.push_back(DramStats(*impl.dram, totals, impl.host.reserved_bytes));
+  if (impl.nvme != nullptr) stats.tiers.push_back(NvmeStats(*impl.nvme, totals));
+  stats.codecs = totals.codecs;
+  stats.num_blocks = totals.num_blocks;
+  stats.index_bytes = totals.index_bytes;
+  stats.open_tickets = impl.tickets.num_open();
+  stats.open_leases = impl.leases.num_leases();
+  stats.pinned_bytes = impl.dram->pinned_bytes() + totals.pinned_bytes;
+  stats.write_behind_bytes = impl.queue.waiting_bytes();
+  stats.lookups = counters.lookups;
+  stats.lookup_hits = counters.lookup_hits;
+  stats.dram_hits = counters.dram_hits;
+  stats.nvme_hits = counters.nvme_hits;
+  stats.misses = counters.misses;
+  stats.seals = counters.seals;
+  stats.aborts = counters.aborts;
+  stats.tickets_expired = impl.host.tickets_expired;
+  stats.leases_expired = counters.leases_expired;
+  stats.dram_evictions = counters.dram_evictions;
+  stats.nvme_evictions = counters.nvme_evictions;
+  stats.demotions_dropped = counters.demotions_dropped;
+  stats.corrupt_blocks = counters.corrupt_blocks;
+  stats.raw_fallback_units = counters.raw_fallback_units;
+  stats.nvme_bytes_written = counters.nvme_bytes_written;
+  stats.nvme_bytes_read = counters.nvme_bytes_read;
+  stats.nvme_write_errors = counters.nvme_write_errors;
+  if (impl.nvme != nullptr) stats.dirs_set_aside = impl.nvme->open_report().dirs_set_aside;
+  return stats;
+}
+
+}  // namespace kvstow

@@ -1,0 +1,137 @@
+// TieredStore: the way to the disk.
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "kernels/core/log.h"
+#include "kernels/core/status_macros.h"
+#include "storage/tiered_store.h"
+#include "storage/tiered_store_impl.h"
+
+namespace kvstow {
+namespace {
+
+// What nobody asked to persist is flushed when the disk tier has been quiet for this long.
+constexpr absl::Duration kIdleFlush = absl::Seconds(5);
+constexpr absl::Duration kPersistPoll = absl::Milliseconds(20);
+
+}  // namespace
+
+bool TieredStore::Impl::Enqueue(IndexedBlock& block) {
+  const bool pushed = queue.Push({block.key(), block.id(), block.record_bytes()});
+  block.SetQueued(pushed);
+  return pushed;
+}
+
+absl::Status TieredStore::Impl::PutOnDisk(const BlockKey& key, absl::Span<const std::byte> record) {
+  while (true) {
+    absl::Status status = nvme->Put(key, record);
+    if (absl::IsResourceExhausted(status) && EvictFromNvme()) continue;
+    return status;
+  }
+}
+
+bool TieredStore::Impl::WriteOne() {
+  MutexLock lock(&drain_mutex);
+  const std::optional<WriteBehindItem> item = queue.Pop();
+  if (!item.has_value()) return false;
+  BlockRef memory;
+  index.Visit(item->key, [&](IndexedBlock& block) {
+    if (block.id() != item->id || !block.in(TierKind::kDram)) return;
+    absl::StatusOr<BlockRef> pinned = dram->Get(item->key);
+    KVSTOW_CHECK(pinned.ok());
+    memory = *std::move(pinned);
+  });
+  if (memory) {
+    const absl::Status status = PutOnDisk(item->key, memory.bytes());
+    bool placed = false;
+    index.Visit(item->key, [&](IndexedBlock& block) {
+      if (block.id() != item->id) return;
+      block.SetQueued(false);
+      if (!status.ok()) return;
+      block.Place(TierKind::kNvme);
+      placed = true;
+    });
+    if (status.ok()) {
+      // Deleted meanwhile. A new incarnation cannot be on disk: it waits in the queue behind us.
+      if (!placed) nvme->Drop(item->key);
+      counters.nvme_bytes_written += static_cast<int64_t>(memory.bytes().size());
+      last_disk_put = clock->Now();
+    } else {
+      last_disk_error = status;
+      if (absl::IsUnavailable(status)) ++counters.nvme_write_errors;
+    }
+  }
+  memory = BlockRef();
+  queue.Done(*item);
+  return true;
+}
+
+absl::Status TieredStore::Impl::FlushDisk() {
+  absl::Status status = nvme->Flush();
+  if (!status.ok()) ++counters.nvme_write_errors;
+  return status;
+}
+
+void TieredStore::Impl::FlushWhenIdle() {
+  MutexLock lock(&drain_mutex);
+  if (!nvme->has_unflushed() || clock->Now() < last_disk_put + kIdleFlush) return;
+  last_disk_put = clock->Now();  // also after a failure: not at once again
+  absl::Status status = FlushDisk();
+  if (status.ok()) status = nvme->FlushDrops();
+  if (!status.ok()) {
+    Log(Severity::kWarning, "disk tier flush failed", {{"error", std::string(status.message())}});
+  }
+}
+
+absl::Status TieredStore::Impl::PersistStep(const BlockKey& key, bool& is_tried) {
+  bool is_on_disk = false;
+  bool is_waiting = false;
+  const bool found = index.Visit(key, [&](IndexedBlock& block) {
+    is_on_disk = block.in(TierKind::kNvme);
+    if (is_on_disk) return;
+    is_waiting = block.is_queued();
+    // Not queued: the queue was full, or the disk failed. One more try, now that somebody asks; a
+    // full queue is waited for.
+    if (is_waiting || is_tried) return;
+    is_tried = Enqueue(block);
+    is_waiting = true;
+  });
+  if (!found) return absl::NotFoundError(absl::StrCat("no block ", key.ToHex(), " to persist"));
+  if (is_on_disk) return absl::OkStatus();
+  if (is_waiting) return absl::CancelledError("waits");
+  MutexLock lock(&drain_mutex);
+  return absl::UnavailableError(
+      absl::StrCat("block ", key.ToHex(), " is not on disk: ", last_disk_error.message()));
+}
+
+absl::Status TieredStore::Persist(absl::Span<const BlockKey> keys, absl::Duration timeout) {
+  Impl& impl = *impl_;
+  if (impl.nvme == nullptr) {
+    return absl::FailedPreconditionError("there is no disk tier: blocks live in memory only");
+  }
+  const absl::Time deadline = impl.clock->Now() + timeout;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    bool is_tried = false;
+    while (true) {
+      const absl::Status status = impl.PersistStep(keys[i], is_tried);
+      if (status.ok()) break;
+      if (!absl::IsCancelled(status)) return status;
+      if (impl.clock->Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat(keys.size() - i, " of ", keys.size(), " blocks are not on disk after ",
+                         absl::FormatDuration(timeout), ", first block ", keys[i].ToHex()));
+      }
+      // Without a background thread the caller is the one who writes.
+      if (impl.options.background) {
+        impl.queue.WaitForProgress(kPersistPoll);
+      } else {
+        impl.WriteOne();
+      }
+    }
+  }
+  return impl.FlushDisk();
+}
+
+}  // namespace kvstow

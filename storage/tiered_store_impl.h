@@ -1,0 +1,97 @@
+// TieredStore::Impl: the parts of a TieredStore and the steps that several of its methods share.
+// Private to the tiered_store*.cc files.
+//
+// Lock order: index shard, then ticket table, tier or queue. The drain lock comes before all.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/core/mutex.h"
+#include "storage/block_index.h"
+#include "storage/dram_tier.h"
+#include "storage/lease_table.h"
+#include "storage/nvme_tier.h"
+#include "storage/ticket_table.h"
+#include "storage/tiered_store.h"
+#include "storage/write_behind.h"
+
+namespace kvstow {
+
+struct StoreCounters {
+  using Counter = std::atomic<int64_t>;
+  mutable Counter lookups = 0, lookup_hits = 0;
+  Counter dram_hits = 0, nvme_hits = 0, misses = 0;
+  Counter seals = 0, aborts = 0, leases_expired = 0;
+  Counter dram_evictions = 0, nvme_evictions = 0, demotions_dropped = 0;
+  Counter corrupt_blocks = 0, raw_fallback_units = 0;
+  Counter nvme_bytes_written = 0, nvme_bytes_read = 0, nvme_write_errors = 0;
+};
+
+struct TieredStore::Impl {
+  Impl(const StoreOptions& options, const Clock* clock, std::unique_ptr<DramTier> dram);
+  ~Impl();
+
+  absl::Status OpenDisk();
+  void StartBackground();
+
+  // --- room (tiered_store_write.cc) ---
+  // Memory for `bytes`, evicting where it must. kInvalidArgument, kResourceExhausted.
+  absl::StatusOr<ArenaRegion> MakeRoom(int64_t bytes);
+  bool EvictFromDram();
+  bool EvictFromNvme();
+  // Makes the index hold at most `blocks` blocks by dropping whole blocks.
+  absl::Status ShrinkIndex(int64_t blocks);
+  // Applies the clocks of tickets and leases.
+  void Expire();
+  absl::Status Publish(const RecordMeta& meta, ArenaRegion record);
+
+  // --- reading (tiered_store_read.cc) ---
+  absl::StatusOr<BlockRef> GetFromDisk(const BlockKey& key, BlockId id);
+  BlockRef Promote(const BlockKey& key, BlockId id, const BlockRef& from_disk);
+  // Drops one copy after a failed check; true when it was still there.
+  bool DropBadCopy(const BlockKey& key, BlockId id, TierKind tier, const absl::Status& why);
+  void Unpin(const std::vector<LeasePin>& pins);
+
+  // --- disk (tiered_store_disk.cc) ---
+  // Marks the block as waiting for the disk; false where the queue is full.
+  bool Enqueue(IndexedBlock& block);
+  // Writes the next queued block. False where none waits.
+  bool WriteOne();
+  absl::Status PutOnDisk(const BlockKey& key, absl::Span<const std::byte> record);
+  absl::Status FlushDisk();
+  void FlushWhenIdle();
+  void Maintain();
+  // Persist: OK on disk; kCancelled: waits; else the failure.
+  absl::Status PersistStep(const BlockKey& key, bool& is_tried);
+
+  const StoreOptions options;
+  const Clock* const clock;
+  TicketHost host;
+  StoreCounters counters;
+  const std::unique_ptr<DramTier> dram;
+  std::unique_ptr<NvmeTier> nvme;  // null without a disk
+  BlockIndex index;
+  TicketTable tickets;
+  LeaseTable leases;
+  WriteBehindQueue queue;
+
+  // One writer to the disk at a time: so what is written for one incarnation of a key is settled
+  // before the next one is.
+  Mutex drain_mutex;
+  absl::Status last_disk_error ABSL_GUARDED_BY(drain_mutex);
+  absl::Time last_disk_put ABSL_GUARDED_BY(drain_mutex);
+
+  std::atomic<bool> is_stopping = false;
+  std::thread background;
+};
+
+// Header, key and every unit. kDataLoss, kFailedPrecondition (unknown version).
+absl::Status CheckRecord(const BlockKey& key, absl::Span<const std::byte> record);
+
+}  // namespace kvstow

@@ -1,0 +1,239 @@
+// TieredStore: finding, reading, pinning and checking.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "kernels/core/log.h"
+#include "kernels/core/status_macros.h"
+#include "storage/tiered_store.h"
+#include "storage/tiered_store_impl.h"
+
+namespace kvstow {
+namespace {
+
+absl::Status NoBlock(const BlockKey& key) {
+  return absl::NotFoundError(absl::StrCat("no block ", key.ToHex()));
+}
+
+}  // namespace
+
+absl::Status CheckRecord(const BlockKey& key, absl::Span<const std::byte> record) {
+  KVSTOW_ASSIGN_OR_RETURN(const RecordView view, RecordView::Parse(record));
+  if (view.meta().key != key) {
+    return absl::DataLossError(absl::StrCat("record of block ", view.meta().key.ToHex(),
+                                            " stands in the place of block ", key.ToHex()));
+  }
+  return view.VerifyUnits();
+}
+
+std::vector<Location> TieredStore::Lookup(absl::Span<const BlockKey> keys) const {
+  std::vector<Location> locations;
+  locations.reserve(keys.size());
+  int64_t num_hits = 0;
+  for (const BlockKey& key : keys) {
+    locations.push_back(impl_->index.Lookup(key));
+    if (locations.back().present()) ++num_hits;
+  }
+  impl_->counters.lookups += static_cast<int64_t>(keys.size());
+  impl_->counters.lookup_hits += num_hits;
+  return locations;
+}
+
+// --- Get ---
+
+absl::StatusOr<BlockRef> TieredStore::Get(const BlockKey& key) {
+  Impl& impl = *impl_;
+  BlockRef memory;
+  BlockId id = 0;
+  impl.index.Visit(key, [&](IndexedBlock& block) {
+    impl.index.Touch(block);
+    id = block.id();
+    if (!block.in(TierKind::kDram)) return;
+    absl::StatusOr<BlockRef> pinned = impl.dram->Get(key);
+    KVSTOW_CHECK(pinned.ok());  // index and tier change together
+    memory = *std::move(pinned);
+  });
+  if (memory) {
+    ++impl.counters.dram_hits;
+    return memory;
+  }
+  if (id == 0) {
+    ++impl.counters.misses;
+    return NoBlock(key);
+  }
+  absl::StatusOr<BlockRef> from_disk = impl.GetFromDisk(key, id);
+  ++(from_disk.ok() ? impl.counters.nvme_hits : impl.counters.misses);
+  return from_disk;
+}
+
+absl::StatusOr<BlockRef> TieredStore::Impl::GetFromDisk(const BlockKey& key, BlockId id) {
+  absl::StatusOr<BlockRef> read = nvme->Get(key);
+  absl::Status status = read.status();
+  if (read.ok()) {
+    counters.nvme_bytes_read += static_cast<int64_t>(read->bytes().size());
+    status = CheckRecord(key, read->bytes());
+  }
+  if (status.ok()) return Promote(key, id, *read);
+  if (!absl::IsUnavailable(status)) DropBadCopy(key, id, TierKind::kNvme, status);
+  return absl::NotFoundError(
+      absl::StrCat("no block ", key.ToHex(), " that can be read: ", status.message()));
+}
+
+BlockRef TieredStore::Impl::Promote(const BlockKey& key, BlockId id, const BlockRef& from_disk) {
+  absl::StatusOr<ArenaRegion> room = MakeRoom(static_cast<int64_t>(from_disk.bytes().size()));
+  if (!room.ok()) return from_disk;
+  std::memcpy(room->bytes().data(), from_disk.bytes().data(), from_disk.bytes().size());
+  BlockRef promoted = from_disk;
+  index.Visit(key, [&](IndexedBlock& block) {
+    // Deleted, or sealed anew, while the disk was read: what was read may be returned, not kept.
+    if (block.id() != id) return;
+    if (!block.in(TierKind::kDram)) {
+      KVSTOW_CHECK(dram->Adopt(key, *std::move(room)).ok());
+      block.Place(TierKind::kDram);
+      index.Touch(block);
+    }
+    absl::StatusOr<BlockRef> pinned = dram->Get(key);
+    KVSTOW_CHECK(pinned.ok());
+    promoted = *std::move(pinned);
+  });
+  return promoted;
+}
+
+bool TieredStore::Impl::DropBadCopy(const BlockKey& key, BlockId id, TierKind tier,
+                                    const absl::Status& why) {
+  bool dropped = false;
+  index.Visit(key, [&](IndexedBlock& block) {
+    if (block.id() != id || !block.in(tier)) return;
+    if (tier == TierKind::kDram) {
+      dram->Drop(key);
+    } else {
+      nvme->Drop(key);
+    }
+    block.Remove(tier);
+    dropped = true;
+  });
+  if (!dropped) return false;
+  // A record of another version is not damaged, only of no use to this build.
+  if (!absl::IsFailedPrecondition(why)) ++counters.corrupt_blocks;
+  Log(Severity::kWarning, "bad block dropped",
+      {{"key", key.ToHex()},
+       {"tier", std::string(TierName(tier))},
+       {"why", std::string(why.message())}});
+  return true;
+}
+
+// --- leases ---
+
+absl::StatusOr<AcquireResult> TieredStore::Acquire(absl::Span<const BlockKey> keys,
+                                                   absl::Duration ttl) {
+  Impl& impl = *impl_;
+  if (ttl <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lease of ", absl::FormatDuration(ttl), ", want more than 0"));
+  }
+  impl.Expire();
+  KVSTOW_RETURN_IF_ERROR(impl.leases.CheckRoom(static_cast<int64_t>(keys.size())));
+  AcquireResult result;
+  result.deadline = impl.clock->Now() + std::min(ttl, impl.options.lease_max);
+  result.held.assign(keys.size(), false);
+  std::vector<LeasePin> pins;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    result.held[i] = impl.index.Visit(keys[i], [&](IndexedBlock& block) {
+      impl.index.Touch(block);
+      LeasePin pin{.key = keys[i], .id = block.id()};
+      if (block.in(TierKind::kDram)) {
+        absl::StatusOr<BlockRef> memory = impl.dram->Get(keys[i]);
+        KVSTOW_CHECK(memory.ok());
+        pin.memory = *std::move(memory);
+      } else {
+        block.Pin();
+      }
+      pins.push_back(std::move(pin));
+    });
+  }
+  if (pins.empty()) return result;
+  absl::StatusOr<LeaseId> lease = impl.leases.Add(pins, result.deadline);
+  if (!lease.ok()) {
+    impl.Unpin(pins);
+    return lease.status();
+  }
+  result.lease = *lease;
+  return result;
+}
+
+absl::Status TieredStore::Release(LeaseId lease) {
+  impl_->Expire();
+  const std::optional<std::vector<LeasePin>> pins = impl_->leases.Remove(lease);
+  if (!pins.has_value()) {
+    return absl::NotFoundError(
+        absl::StrCat("no lease ", lease, ": unknown, expired or released already"));
+  }
+  impl_->Unpin(*pins);
+  return absl::OkStatus();
+}
+
+void TieredStore::Impl::Unpin(const std::vector<LeasePin>& pins) {
+  for (const LeasePin& pin : pins) {
+    if (pin.memory) continue;  // unpinned by its own end
+    index.Visit(pin.key, [&](IndexedBlock& block) {
+      if (block.id() == pin.id) block.Unpin();
+    });
+  }
+}
+
+// --- keeping ---
+
+absl::Status TieredStore::Delete(const BlockKey& key) {
+  Impl& impl = *impl_;
+  const bool found = impl.index.Visit(key, [&](IndexedBlock& block) {
+    if (block.in(TierKind::kDram)) impl.dram->Drop(key);
+    if (block.in(TierKind::kNvme)) impl.nvme->Drop(key);
+    block.Remove(TierKind::kDram);
+    block.Remove(TierKind::kNvme);
+  });
+  return found ? absl::OkStatus() : NoBlock(key);
+}
+
+std::vector<BlockInfo> TieredStore::List(const BlockKey& after, int64_t limit) const {
+  std::vector<BlockInfo> blocks = impl_->index.List(after, limit);
+  for (BlockInfo& block : blocks) {
+    if (block.location.in_dram && impl_->dram->IsPinned(block.key)) block.is_pinned = true;
+  }
+  return blocks;
+}
+
+absl::Status TieredStore::Verify(const BlockKey& key) {
+  Impl& impl = *impl_;
+  BlockRef memory;
+  BlockId id = 0;
+  bool is_on_disk = false;
+  impl.index.Visit(key, [&](IndexedBlock& block) {
+    id = block.id();
+    is_on_disk = block.in(TierKind::kNvme);
+    if (!block.in(TierKind::kDram)) return;
+    absl::StatusOr<BlockRef> pinned = impl.dram->Get(key);
+    KVSTOW_CHECK(pinned.ok());
+    memory = *std::move(pinned);
+  });
+  if (id == 0) return NoBlock(key);
+  absl::Status result;
+  if (memory) {
+    result = CheckRecord(key, memory.bytes());
+    if (!result.ok()) impl.DropBadCopy(key, id, TierKind::kDram, result);
+  }
+  if (!is_on_disk) return result;
+  absl::StatusOr<BlockRef> read = impl.nvme->Get(key);
+  absl::Status on_disk = read.ok() ? CheckRecord(key, read->bytes()) : read.status();
+  if (read.ok()) impl.counters.nvme_bytes_read += static_cast<int64_t>(read->bytes().size());
+  if (!on_disk.ok() && !absl::IsUnavailable(on_disk)) {
+    const bool dropped = impl.DropBadCopy(key, id, TierKind::kNvme, on_disk);
+    if (!dropped) on_disk = absl::OkStatus();  // evicted or deleted while it was read
+    // Said to be there and not found: lost.
+    if (absl::IsNotFound(on_disk)) on_disk = absl::DataLossError(on_disk.message());
+  }
+  return result.ok() ? on_disk : result;
+}
+
+}  // namespace kvstow

@@ -1,0 +1,235 @@
+// TieredStore: writing, and the room for it.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "kernels/core/status_macros.h"
+#include "storage/random_id.h"
+#include "storage/tiered_store.h"
+#include "storage/tiered_store_impl.h"
+
+namespace kvstow {
+namespace {
+
+absl::Status CheckRequest(const ReserveRequest& request) {
+  const std::string block = absl::StrCat("block ", request.meta.key.ToHex());
+  const size_t num_units = request.unit_bytes == nullptr ? 0 : request.unit_bytes->size();
+  if (num_units == 0 || num_units > kMaxUnitsPerRecord) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(block, ": ", num_units, " units, want 1 to ", kMaxUnitsPerRecord));
+  }
+  if (request.meta.num_tokens < 1 || request.meta.num_tokens > BlockIndex::kTokensMax) {
+    return absl::InvalidArgumentError(absl::StrCat(block, ": num_tokens is ",
+                                                   request.meta.num_tokens, ", want 1 to ",
+                                                   BlockIndex::kTokensMax));
+  }
+  if (request.meta.logical_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(block, ": logical_bytes is ", request.meta.logical_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- room ---
+
+void TieredStore::Impl::Expire() {
+  const absl::Time now = clock->Now();
+  tickets.Sweep(now);
+  while (true) {
+    const std::optional<std::vector<LeasePin>> pins = leases.RemoveExpired(now);
+    if (!pins.has_value()) break;
+    if (pins->empty()) continue;
+    Unpin(*pins);
+    ++counters.leases_expired;
+  }
+}
+
+bool TieredStore::Impl::EvictFromDram() {
+  const bool evicted = index.EvictOldest(TierKind::kDram, [this](IndexedBlock& block) {
+    if (!dram->DropIfUnpinned(block.key())) return false;
+    if (nvme != nullptr && !block.in(TierKind::kNvme)) ++counters.demotions_dropped;
+    block.Remove(TierKind::kDram);
+    return true;
+  });
+  if (evicted) ++counters.dram_evictions;
+  return evicted;
+}
+
+bool TieredStore::Impl::EvictFromNvme() {
+  const bool evicted = index.EvictOldest(TierKind::kNvme, [this](IndexedBlock& block) {
+    if (block.is_pinned()) return false;
+    nvme->Drop(block.key());
+    block.Remove(TierKind::kNvme);
+    return true;
+  });
+  if (evicted) ++counters.nvme_evictions;
+  return evicted;
+}
+
+absl::StatusOr<ArenaRegion> TieredStore::Impl::MakeRoom(int64_t bytes) {
+  absl::StatusOr<ArenaRegion> region = dram->Allocate(bytes);
+  if (region.ok() || absl::IsInvalidArgument(region.status())) return region;
+  Expire();
+  while (true) {
+    region = dram->Allocate(bytes);
+    if (region.ok()) return region;
+    const int64_t pinned = dram->pinned_bytes();
+    const int64_t reserved = host.reserved_bytes;
+    // Where even an empty memory would not do, nobody has to leave.
+    const bool is_possible = dram->capacity_bytes() - pinned - reserved >= bytes;
+    if (!is_possible || !EvictFromDram()) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "memory: ", bytes, " bytes wanted, ", dram->capacity_bytes() - dram->used_bytes(), " of ",
+          dram->capacity_bytes(), " free, ", pinned, " pinned by readers, ", reserved,
+          " reserved by writers: retry when they have ended"));
+    }
+  }
+}
+
+absl::Status TieredStore::Impl::ShrinkIndex(int64_t blocks) {
+  const auto drop = [this](IndexedBlock& block) {
+    if (block.is_pinned()) return false;
+    if (block.in(TierKind::kDram)) {
+      if (!dram->DropIfUnpinned(block.key())) return false;
+      block.Remove(TierKind::kDram);
+      ++counters.dram_evictions;
+    }
+    if (block.in(TierKind::kNvme)) {
+      nvme->Drop(block.key());
+      block.Remove(TierKind::kNvme);
+      ++counters.nvme_evictions;
+    }
+    return true;
+  };
+  while (index.num_blocks() > std::max<int64_t>(blocks, 0)) {
+    if (index.EvictOldest(TierKind::kNvme, drop)) continue;
+    if (index.EvictOldest(TierKind::kDram, drop)) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "index: ", index.num_blocks(), " blocks are held and pinned, the limit is ",
+        options.blocks_max, " together with open tickets: retry when readers have ended"));
+  }
+  return absl::OkStatus();
+}
+
+// --- tickets ---
+
+absl::StatusOr<TicketId> TieredStore::Reserve(const ReserveRequest& request) {
+  Impl& impl = *impl_;
+  KVSTOW_RETURN_IF_ERROR(CheckRequest(request));
+  const BlockKey& key = request.meta.key;
+  const absl::Duration wanted = request.write_deadline;
+  const absl::Duration longest = impl.options.write_deadline;
+  const absl::Duration deadline =
+      wanted <= absl::ZeroDuration() ? longest : std::min(wanted, longest);
+  const auto ticket = std::make_shared<Ticket>(RandomId(), request.meta, request.unit_bytes,
+                                               impl.clock->Now() + deadline, &impl.host);
+  if (ticket->planned_bytes() >
+      std::min(impl.dram->capacity_bytes(), BlockIndex::kRecordBytesMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "block ", key.ToHex(), " needs ", ticket->planned_bytes(), " bytes, memory holds ",
+        std::min(impl.dram->capacity_bytes(), BlockIndex::kRecordBytesMax)));
+  }
+  absl::Status status = impl.tickets.Add(ticket);
+  if (absl::IsResourceExhausted(status)) {
+    impl.Expire();
+    status = impl.tickets.Add(ticket);
+  }
+  KVSTOW_RETURN_IF_ERROR(status);
+  // Only now: a seal of the same key shows in the index before its ticket leaves the table.
+  if (impl.index.Lookup(key).present()) {
+    impl.tickets.Forget(*ticket);
+    return absl::AlreadyExistsError(absl::StrCat("block ", key.ToHex(), " is sealed already"));
+  }
+  status = impl.ShrinkIndex(impl.options.blocks_max - impl.tickets.num_open());
+  if (status.ok()) {
+    absl::StatusOr<ArenaRegion> memory = impl.MakeRoom(ticket->planned_bytes());
+    if (memory.ok()) {
+      ticket->GiveMemory(*std::move(memory));
+      return ticket->id();
+    }
+    status = memory.status();
+  }
+  impl.tickets.Forget(*ticket);
+  return status;
+}
+
+absl::StatusOr<UnitWriter> TieredStore::BeginUnit(TicketId ticket, uint32_t unit_idx,
+                                                  uint64_t source_xxh3) {
+  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<Ticket> found, impl_->tickets.Find(ticket));
+  KVSTOW_RETURN_IF_ERROR(found->BeginUnit(unit_idx, source_xxh3));
+  return UnitWriter(std::move(found), unit_idx, source_xxh3);
+}
+
+absl::StatusOr<RecordMeta> TieredStore::TicketMeta(TicketId ticket) const {
+  KVSTOW_ASSIGN_OR_RETURN(const std::shared_ptr<Ticket> found, impl_->tickets.Find(ticket));
+  return found->meta();
+}
+
+absl::Status TieredStore::Abort(TicketId ticket) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::shared_ptr<Ticket> found, impl_->tickets.Find(ticket));
+  KVSTOW_RETURN_IF_ERROR(found->Abort());
+  impl_->tickets.End(*found, TicketState::kAborted);
+  ++impl_->counters.aborts;
+  return absl::OkStatus();
+}
+
+absl::Status TieredStore::Seal(TicketId ticket) {
+  Impl& impl = *impl_;
+  KVSTOW_ASSIGN_OR_RETURN(const std::shared_ptr<Ticket> found, impl.tickets.Find(ticket));
+  KVSTOW_RETURN_IF_ERROR(found->StartSeal());
+  std::optional<ArenaRegion> assembled;
+  if (!found->is_in_place()) {
+    const int64_t sealed_bytes = found->SealedBytes();
+    absl::Status status;
+    if (sealed_bytes > BlockIndex::kRecordBytesMax) {
+      status = absl::InvalidArgumentError(absl::StrCat("ticket ", ticket, ": record of ",
+                                                       sealed_bytes, " bytes, the limit is ",
+                                                       BlockIndex::kRecordBytesMax));
+    } else {
+      absl::StatusOr<ArenaRegion> memory = impl.MakeRoom(sealed_bytes);
+      if (memory.ok()) assembled.emplace(*std::move(memory));
+      status = memory.status();
+    }
+    if (!status.ok()) {
+      found->CancelSeal();
+      return status;
+    }
+  }
+  found->WriteRecord(assembled.has_value() ? assembled->bytes() : found->memory());
+  const absl::Status room = impl.ShrinkIndex(impl.options.blocks_max - 1);
+  if (!room.ok()) {
+    found->CancelSeal();
+    return room;
+  }
+  const int64_t num_fallbacks = found->CountRawFallbacks();
+  std::optional<ArenaRegion> planned = found->FinishSeal();
+  const absl::Status status =
+      impl.Publish(found->meta(), std::move(assembled.has_value() ? *assembled : *planned));
+  // In this order: whoever finds the key free in the table finds the block in the index.
+  impl.tickets.End(*found, TicketState::kSealed);
+  KVSTOW_RETURN_IF_ERROR(status);
+  impl.counters.raw_fallback_units += num_fallbacks;
+  ++impl.counters.seals;
+  return absl::OkStatus();
+}
+
+absl::Status TieredStore::Impl::Publish(const RecordMeta& meta, ArenaRegion record) {
+  const BlockInfo block{.key = meta.key,
+                        .fingerprint = meta.fingerprint,
+                        .codecs = meta.codecs,
+                        .location = {.in_dram = true},
+                        .num_tokens = meta.num_tokens,
+                        .record_bytes = record.size(),
+                        .logical_bytes = meta.logical_bytes};
+  return index.Insert(block, [&](IndexedBlock& inserted) {
+    // Tier and index change together: a key that the index did not know is not in the tier.
+    KVSTOW_CHECK(dram->Adopt(meta.key, std::move(record)).ok());
+    if (nvme != nullptr) Enqueue(inserted);
+  });
+}
+
+}  // namespace kvstow
