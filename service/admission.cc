@@ -1,5 +1,6 @@
 #include "service/admission.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,10 +61,26 @@ absl::StatusOr<Permit> Admission::Take(int32_t num_calls, int64_t num_bytes) {
 }
 
 void Admission::GiveBack(int32_t num_calls, int64_t num_bytes) {
+  bool is_idle = false;
+  {
+    MutexLock lock(&mutex_);
+    calls_ -= num_calls;
+    bytes_ -= num_bytes;
+    KVSTOW_CHECK(calls_ >= 0 && bytes_ >= 0);
+    is_idle = bytes_ == 0;
+  }
+  if (is_idle) idle_.SignalAll();
+}
+
+bool Admission::WaitUntilIdle(absl::Duration timeout) const {
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
   MutexLock lock(&mutex_);
-  calls_ -= num_calls;
-  bytes_ -= num_bytes;
-  KVSTOW_CHECK(calls_ >= 0 && bytes_ >= 0);
+  while (bytes_ > 0) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= std::chrono::nanoseconds::zero()) return false;
+    idle_.WaitFor(&mutex_, absl::FromChrono(left));
+  }
+  return true;
 }
 
 int64_t Admission::calls_in_flight() const {

@@ -53,6 +53,9 @@ class Admission : public std::enable_shared_from_this<Admission> {
   // Bytes of a call that was admitted before.
   absl::StatusOr<Permit> HoldBytes(int64_t bytes);
 
+  // Waits until no byte is held. False when `timeout` passes first.
+  bool WaitUntilIdle(absl::Duration timeout) const;
+
   int64_t calls_in_flight() const;
   int64_t bytes_in_flight() const;
   int64_t num_refused_by_calls() const;
@@ -66,6 +69,7 @@ class Admission : public std::enable_shared_from_this<Admission> {
   const int32_t calls_max_;
   const int64_t bytes_max_;
   mutable Mutex mutex_;
+  mutable CondVar idle_;
   int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_refused_by_calls_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -221,6 +221,7 @@ absl::Status DoList(const ServiceParts& parts, const v1::ListRequest& request,
   // A page filtered by model looks at no more blocks than this; it may come back short, or even
   // empty, with a token to go on with.
   constexpr int64_t kScannedMax = 100'000;
+  constexpr int64_t kReadAhead = 1024;
   if (request.page_size() > kMaxListPage) {
     return absl::InvalidArgumentError(
         absl::StrCat("page_size: ", request.page_size(), ", want at most ", kMaxListPage));
@@ -238,20 +239,24 @@ absl::Status DoList(const ServiceParts& parts, const v1::ListRequest& request,
   if (!request.fingerprint().empty()) {
     KVSTOW_ASSIGN_OR_RETURN(fingerprint, Digest::FromBytes(request.fingerprint(), "fingerprint"));
   }
-  // One more than wanted in each read, to know whether there is a next page at all.
-  for (int64_t num_scanned = 0;;) {
+  // A filtered page reads ahead; any page reads one more than it needs, to know whether it is the
+  // last.
+  for (int64_t num_scanned = 0; num_scanned < kScannedMax;) {
     const int64_t missing = page_size - response->blocks_size();
-    const std::vector<BlockInfo> blocks = parts.store->List(after, missing + 1);
-    const bool is_last = static_cast<int64_t>(blocks.size()) <= missing;
-    const size_t num_used = is_last ? blocks.size() : blocks.size() - 1;
-    for (size_t i = 0; i < num_used; ++i) {
-      after = blocks[i].key;
-      if (!fingerprint.is_zero() && blocks[i].fingerprint != fingerprint) continue;
-      *response->add_blocks() = ToProto(blocks[i]);
+    const int64_t limit = fingerprint.is_zero() ? missing + 1 : std::max(missing + 1, kReadAhead);
+    const std::vector<BlockInfo> blocks = parts.store->List(after, limit);
+    for (const BlockInfo& block : blocks) {
+      if (response->blocks_size() == page_size) {
+        response->set_next_page_token(after.ToHex());
+        return absl::OkStatus();
+      }
+      after = block.key;
+      if (fingerprint.is_zero() || block.fingerprint == fingerprint) {
+        *response->add_blocks() = ToProto(block);
+      }
     }
-    if (is_last) return absl::OkStatus();
-    num_scanned += static_cast<int64_t>(num_used);
-    if (response->blocks_size() >= page_size || num_scanned >= kScannedMax) break;
+    if (static_cast<int64_t>(blocks.size()) < limit) return absl::OkStatus();
+    num_scanned += limit;
   }
   response->set_next_page_token(after.ToHex());
   return absl::OkStatus();

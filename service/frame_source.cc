@@ -1,5 +1,6 @@
 #include "service/frame_source.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -45,8 +46,10 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Next() {
 absl::Status FrameSource::OpenBlock() {
   const BlockKey& key = keys_[block_idx_];
   KVSTOW_ASSIGN_OR_RETURN(BlockRef block, parts_.store->Get(key));
-  KVSTOW_ASSIGN_OR_RETURN(Permit permit,
-                          parts_.admission->HoldBytes(static_cast<int64_t>(block.bytes().size())));
+  // A block larger than all that calls may hold counts as that much: it goes out when it is alone.
+  const int64_t held_bytes = std::min(static_cast<int64_t>(block.bytes().size()),
+                                      parts_.options->limits.bytes_in_flight_max - kCallBytes);
+  KVSTOW_ASSIGN_OR_RETURN(Permit permit, parts_.admission->HoldBytes(held_bytes));
   KVSTOW_ASSIGN_OR_RETURN(const RecordView record, RecordView::Parse(block.bytes()));
   if (form_ == v1::FORM_ROWS) {
     absl::StatusOr<ModelRef> model = parts_.models->Find(record.meta().fingerprint);

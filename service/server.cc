@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,10 +31,10 @@ constexpr int kMaxReceiveBytes = 8 << 20;
 // Threads for control work that waits: a few durable seals at once.
 constexpr int32_t kControlThreads = 4;
 // How long Drain waits for gRPC to let go of the slices it was sending.
-constexpr std::chrono::seconds kSliceTimeout{5};
+constexpr absl::Duration kSliceTimeout = absl::Seconds(5);
 
-// Keeps the library up for the rest of the process. Its own clean-up, when the last object goes, may
-// wait 10 s for a poller thread that nobody wakes.
+// Keeps the library up for the rest of the process. Its own clean-up, when the last object goes,
+// may wait 10 s for a poller thread that nobody wakes.
 void KeepGrpcInitialized() {
   static const bool is_initialized = (grpc_init(), true);
   static_cast<void>(is_initialized);
@@ -141,16 +140,11 @@ absl::Status Server::State::Listen() {
 
 // Slices point into the store's memory: it must not go before gRPC has let go of them.
 void Server::State::WaitForSlices() const {
-  const auto deadline = std::chrono::steady_clock::now() + kSliceTimeout;
-  while (admission->bytes_in_flight() > 0) {
-    if (std::chrono::steady_clock::now() >= deadline) {
-      // Only a bug of ours or of gRPC; going on would read freed memory.
-      Log(Severity::kError, "bytes still in flight after the drain; ending without flush",
-          {{"bytes", absl::StrCat(admission->bytes_in_flight())}});
-      _exit(1);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  if (admission->WaitUntilIdle(kSliceTimeout)) return;
+  // Only a bug of ours or of gRPC; going on would read freed memory.
+  Log(Severity::kError, "bytes still in flight after the drain; ending without flush",
+      {{"bytes", absl::StrCat(admission->bytes_in_flight())}});
+  _exit(1);
 }
 
 Server::Server(std::unique_ptr<State> state) : state_(std::move(state)) {}

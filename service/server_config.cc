@@ -22,8 +22,8 @@ constexpr size_t kUnixPathBytesMax = 107;
 constexpr int64_t kDramBytesMin = int64_t{1} << 20;
 constexpr int64_t kNvmeBytesMin = int64_t{1} << 20;
 constexpr int64_t kNvmeBytesMax = int64_t{1} << 50;
-// One data call holds up to 8 MiB.
-constexpr int64_t kInFlightBytesMin = int64_t{8} << 20;
+// A data call holds 8 MiB of its own, and the blocks that it reads.
+constexpr int64_t kInFlightBytesMin = int64_t{16} << 20;
 constexpr int64_t kDefaultNvmeBytes = int64_t{8} << 30;
 constexpr int64_t kDefaultWriteBehindBytes = int64_t{256} << 20;
 
@@ -150,30 +150,26 @@ int64_t MemoryLimitBytes() {
   return bytes;
 }
 
-}  // namespace
-
-Machine ThisMachine() {
-  return {.memory_bytes = MemoryLimitBytes(),
-          .num_cores = std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()))};
-}
-
-absl::Status ServerOptions::Validate(const Machine& machine) const {
-  if (unix_socket.empty() && tcp.empty()) {
+absl::Status CheckAddresses(const ServerOptions& options) {
+  if (options.unix_socket.empty() && options.tcp.empty()) {
     return absl::InvalidArgumentError(
         "nothing to listen on: listen.unix_socket and listen.tcp are both empty");
   }
-  if (unix_socket.size() > kUnixPathBytesMax) {
-    return BadField("listen.unix_socket", absl::StrCat(unix_socket.size(), " bytes"),
+  if (options.unix_socket.size() > kUnixPathBytesMax) {
+    return BadField("listen.unix_socket", absl::StrCat(options.unix_socket.size(), " bytes"),
                     absl::StrCat("at most ", kUnixPathBytesMax, " bytes"));
   }
-  if (!tcp.empty()) KVSTOW_RETURN_IF_ERROR(CheckHostPort("listen.tcp", tcp));
-  if (!metrics_address.empty()) {
-    KVSTOW_RETURN_IF_ERROR(CheckHostPort("metrics.address", metrics_address));
-    if (metrics_address == tcp && !tcp.ends_with(":0")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("metrics.address and listen.tcp are both ", tcp, ", want two addresses"));
-    }
+  if (!options.tcp.empty()) KVSTOW_RETURN_IF_ERROR(CheckHostPort("listen.tcp", options.tcp));
+  if (options.metrics_address.empty()) return absl::OkStatus();
+  KVSTOW_RETURN_IF_ERROR(CheckHostPort("metrics.address", options.metrics_address));
+  if (options.metrics_address == options.tcp && !options.tcp.ends_with(":0")) {
+    return absl::InvalidArgumentError(absl::StrCat("metrics.address and listen.tcp are both ",
+                                                   options.tcp, ", want two addresses"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   if (store.dram_bytes > machine.memory_bytes) {
     return BadField(
         "dram.capacity", FormatBytes(store.dram_bytes),
@@ -193,13 +189,29 @@ absl::Status ServerOptions::Validate(const Machine& machine) const {
   KVSTOW_RETURN_IF_ERROR(
       CheckDuration("leases.max_ttl", store.lease_max, absl::Milliseconds(1), absl::Hours(24)));
   KVSTOW_RETURN_IF_ERROR(CheckCount("leases.max", store.leases_max, 1, 1 << 24));
+  return CheckCount("limits.blocks", store.blocks_max, 1, int64_t{1} << 32);
+}
+
+absl::Status CheckLimits(const LimitsOptions& limits, const Machine& machine) {
   KVSTOW_RETURN_IF_ERROR(CheckCount("limits.worker_threads", limits.worker_threads, 1, 1024));
   KVSTOW_RETURN_IF_ERROR(CheckCount("limits.queue", limits.queue_max, 1, 1 << 20));
   KVSTOW_RETURN_IF_ERROR(
       CheckCount("limits.calls_in_flight", limits.calls_in_flight_max, 1, 1 << 16));
-  KVSTOW_RETURN_IF_ERROR(CheckBytes("limits.bytes_in_flight", limits.bytes_in_flight_max,
-                                    kInFlightBytesMin, machine.memory_bytes));
-  KVSTOW_RETURN_IF_ERROR(CheckCount("limits.blocks", store.blocks_max, 1, int64_t{1} << 32));
+  return CheckBytes("limits.bytes_in_flight", limits.bytes_in_flight_max, kInFlightBytesMin,
+                    machine.memory_bytes);
+}
+
+}  // namespace
+
+Machine ThisMachine() {
+  return {.memory_bytes = MemoryLimitBytes(),
+          .num_cores = std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()))};
+}
+
+absl::Status ServerOptions::Validate(const Machine& machine) const {
+  KVSTOW_RETURN_IF_ERROR(CheckAddresses(*this));
+  KVSTOW_RETURN_IF_ERROR(CheckStore(store, machine));
+  KVSTOW_RETURN_IF_ERROR(CheckLimits(limits, machine));
   KVSTOW_RETURN_IF_ERROR(
       CheckDuration("drain_timeout", drain_timeout, absl::ZeroDuration(), absl::Hours(1)));
   return store.Validate();

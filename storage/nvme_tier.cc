@@ -4,9 +4,13 @@
 #include <rocksdb/db.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/listener.h>
+#include <rocksdb/metadata.h>
+#include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -18,7 +22,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "kernels/core/check.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
@@ -31,6 +36,10 @@ namespace {
 
 // Values below it stay in the table files.
 constexpr int64_t kMinBlobBytes = 4096;
+// Longest wait for a flush that RocksDB called done.
+constexpr absl::Duration kFlushWait = absl::Seconds(30);
+// Tables of a segment that are not merged yet.
+constexpr size_t kTablesMax = 32;
 constexpr char kSegmentPrefix[] = "seg-";
 // Entries of a segment: kMetaPrefix and kRecordPrefix, each followed by the 32 bytes of the key.
 constexpr char kMetaPrefix[] = "m";
@@ -79,30 +88,45 @@ rocksdb::WriteOptions WriteOptions() {
   return options;
 }
 
-// RocksDB would look for free space itself, every few seconds and for good. SegmentStore asks when
-// there is something to write.
-class NoAutoRecovery final : public rocksdb::EventListener {
+// Counts the failures of RocksDB's own threads, and keeps it from looking for free space by itself,
+// every few seconds and for good: SegmentStore asks when there is something to write.
+class FailureListener final : public rocksdb::EventListener {
  public:
+  void OnBackgroundError(rocksdb::BackgroundErrorReason /*reason*/,
+                         rocksdb::Status* /*error*/) override {
+    num_failures_.fetch_add(1);
+  }
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status /*error*/,
                             bool* auto_recovery) override {
     *auto_recovery = false;
   }
+  int64_t num_failures() const { return num_failures_.load(); }
+
+ private:
+  std::atomic<int64_t> num_failures_ = 0;
 };
 
-rocksdb::DBOptions DatabaseOptions() {
+// A manifest holds every file and every change since it was begun. Too small, it would be written
+// anew at each flush.
+int64_t ManifestBytesMax(int64_t capacity_bytes) {
+  return std::clamp(capacity_bytes / 128, int64_t{2} << 20, int64_t{32} << 20);
+}
+
+rocksdb::DBOptions DatabaseOptions(int64_t capacity_bytes,
+                                   std::shared_ptr<FailureListener> listener) {
   rocksdb::DBOptions options;
   options.create_if_missing = true;
   options.max_background_jobs = 2;
   options.max_open_files = 512;
   options.skip_stats_update_on_db_open = true;
   options.avoid_flush_during_shutdown = true;  // done before, where a failure can be told
-  options.max_bgerror_resume_count = 0;        // as NoAutoRecovery
-  options.listeners.push_back(std::make_shared<NoAutoRecovery>());
-  // The files beside tables and blobs, within kSlackBytes.
+  options.max_bgerror_resume_count = 0;        // as FailureListener
+  options.listeners.push_back(std::move(listener));
+  // The files beside tables and blobs, within SlackBytes.
   options.info_log_level = rocksdb::WARN_LEVEL;
   options.max_log_file_size = 1 << 20;
   options.keep_log_file_num = 2;
-  options.max_manifest_file_size = 2 << 20;
+  options.max_manifest_file_size = static_cast<uint64_t>(ManifestBytesMax(capacity_bytes));
   options.manifest_preallocation_size = 64 << 10;
   options.allow_fallocate = false;
   options.stats_dump_period_sec = 0;
@@ -123,7 +147,7 @@ rocksdb::ColumnFamilyOptions SegmentOptions() {
   options.min_blob_size = kMinBlobBytes;
   options.blob_file_size = uint64_t{256} << 20;
   options.blob_compression_type = rocksdb::kNoCompression;
-  // Segments go as a whole: nothing to collect, and nothing that rewrites files behind our back.
+  // Segments go as a whole: nothing to collect. Tables are merged by MergeTables.
   options.enable_blob_garbage_collection = false;
   options.disable_auto_compactions = true;
   // We flush, at SegmentStore::kFlushBytesMax, so that a failure has a caller.
@@ -157,7 +181,8 @@ struct DiskRead {
 
 class RocksDevice final : public SegmentDevice {
  public:
-  RocksDevice() : segment_options_(SegmentOptions()) {}
+  explicit RocksDevice(int64_t capacity_bytes)
+      : capacity_bytes_(capacity_bytes), segment_options_(SegmentOptions()) {}
   ~RocksDevice() override {
     for (rocksdb::ColumnFamilyHandle* family : other_families_) {
       db_->DestroyColumnFamilyHandle(family);
@@ -181,7 +206,11 @@ class RocksDevice final : public SegmentDevice {
   int64_t FileBytes(const Segment& segment) const override;
 
  private:
+  void MergeTables(rocksdb::ColumnFamilyHandle* family);
+
+  const int64_t capacity_bytes_;
   const rocksdb::ColumnFamilyOptions segment_options_;
+  const std::shared_ptr<FailureListener> failures_ = std::make_shared<FailureListener>();
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<rocksdb::ColumnFamilyHandle*> other_families_;
 };
@@ -196,7 +225,8 @@ absl::StatusOr<std::map<uint32_t, std::shared_ptr<Segment>>> RocksDevice::Open(
   std::error_code missing;
   if (std::filesystem::exists(path + "/CURRENT", missing)) {
     names.clear();
-    const rocksdb::Status status = rocksdb::DB::ListColumnFamilies(DatabaseOptions(), path, &names);
+    const rocksdb::Status status =
+        rocksdb::DB::ListColumnFamilies(DatabaseOptions(capacity_bytes_, failures_), path, &names);
     if (!status.ok()) return failed("list of segments", status);
   }
   std::vector<rocksdb::ColumnFamilyDescriptor> families;
@@ -204,7 +234,7 @@ absl::StatusOr<std::map<uint32_t, std::shared_ptr<Segment>>> RocksDevice::Open(
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status =
-      rocksdb::DB::Open(DatabaseOptions(), path, families, &handles, &db);
+      rocksdb::DB::Open(DatabaseOptions(capacity_bytes_, failures_), path, families, &handles, &db);
   if (!status.ok()) return failed("open", status);
   db_.reset(db);
   std::map<uint32_t, std::shared_ptr<Segment>> segments;
@@ -243,11 +273,46 @@ absl::Status RocksDevice::Erase(Segment& segment, const BlockKey& key) {
 }
 
 absl::Status RocksDevice::Flush(Segment& segment) {
+  const int64_t num_failures = failures_->num_failures();
   rocksdb::FlushOptions flush;
   flush.wait = true;
   flush.allow_write_stall = true;
   const rocksdb::Status status = db_->Flush(flush, FamilyOf(segment));
-  return status.ok() ? absl::OkStatus() : DiskError("flush", status);
+  if (!status.ok()) return DiskError("flush", status);
+  // RocksDB 7.8 after Resume: Flush may come back with OK before anything is written. Nobody else
+  // writes now, so memory that still waits is ours.
+  const absl::Time give_up = absl::Now() + kFlushWait;
+  uint64_t num_waiting = 0;
+  while (db_->GetIntProperty(FamilyOf(segment), rocksdb::DB::Properties::kNumImmutableMemTable,
+                             &num_waiting) &&
+         num_waiting > 0) {
+    if (failures_->num_failures() != num_failures || absl::Now() > give_up) {
+      return absl::UnavailableError(
+          absl::StrCat("disk tier: flush: ", num_waiting, " tables of memory were not written"));
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  MergeTables(FamilyOf(segment));
+  return absl::OkStatus();
+}
+
+// Every flush adds a table that a reader may have to ask. Many make one now and then; the records,
+// in blob files, stay where they are. Only when all tables are sound: a damaged block met by a
+// compaction would stop the database, while a reader that meets it loses one record.
+void RocksDevice::MergeTables(rocksdb::ColumnFamilyHandle* family) {
+  rocksdb::ColumnFamilyMetaData meta;
+  db_->GetColumnFamilyMetaData(family, &meta);
+  if (meta.levels.empty() || meta.levels[0].files.size() < kTablesMax) return;
+  const rocksdb::Options options(db_->GetDBOptions(), segment_options_);
+  for (const rocksdb::LevelMetaData& level : meta.levels) {
+    for (const rocksdb::SstFileMetaData& file : level.files) {
+      rocksdb::SstFileReader reader(options);
+      if (!reader.Open(file.db_path + file.name).ok() || !reader.VerifyChecksum().ok()) return;
+    }
+  }
+  // A failure changes nothing: the tables stay as they are, or the next write tells.
+  db_->CompactRange(rocksdb::CompactRangeOptions(), family, nullptr, nullptr)
+      .PermitUncheckedError();
 }
 
 absl::Status RocksDevice::Delete(Segment& segment) {
@@ -256,7 +321,9 @@ absl::Status RocksDevice::Delete(Segment& segment) {
 }
 
 absl::Status RocksDevice::Resume() {
-  const rocksdb::Status status = db_->Resume();
+  // Twice: after the first, 7.8 may still count as stopped; the second then writes what waits.
+  rocksdb::Status status = db_->Resume();
+  if (status.ok()) status = db_->Resume();
   return status.ok() ? absl::OkStatus() : DiskError("resume", status);
 }
 
@@ -336,6 +403,7 @@ struct NvmeTier::Parts {
   Parts(const NvmeOptions& options, DirLock lock)
       : options(options),
         lock(std::move(lock)),
+        device(options.capacity_bytes),
         store(options.capacity_bytes, &device, options.clock) {}
   const NvmeOptions options;
   const DirLock lock;
@@ -390,6 +458,9 @@ void NvmeTier::ForEach(
   parts_->store.map().ForEach(visit);
 }
 absl::Status NvmeTier::Flush() { return parts_->store.Flush(); }
+int64_t NvmeTier::SlackBytes(int64_t capacity_bytes) {
+  return (int64_t{12} << 20) + 2 * ManifestBytesMax(capacity_bytes);
+}
 int64_t NvmeTier::used_bytes() const { return parts_->store.used_bytes(); }
 int64_t NvmeTier::capacity_bytes() const { return parts_->options.capacity_bytes; }
 

@@ -8,7 +8,7 @@
 // full of dead records the living ones of the deadest segment move, so files really go away.
 //
 // capacity_bytes bounds used_bytes(): table and blob files plus what waits in memory to become one.
-// The folder may exceed it by kSlackBytes (logs, manifests, options) and, after a broken database
+// The folder may exceed it by SlackBytes (logs, manifests, options) and, after a broken database
 // was set aside, by that one. Living records take at most live_bytes_max(), about 3/4 of the
 // capacity: the rest is room to clean. Above it, Put answers kResourceExhausted: drop something.
 //
@@ -52,7 +52,9 @@ struct NvmeOptions {
 class NvmeTier final : public Tier {
  public:
   static constexpr int64_t kCapacityMin = int64_t{32} << 20;
-  static constexpr int64_t kSlackBytes = int64_t{16} << 20;
+  // By how much the folder may exceed the capacity: logs, two manifests, options. 16 MiB for small
+  // tiers, a 64th of the capacity for large ones, 76 MiB at most.
+  static int64_t SlackBytes(int64_t capacity_bytes);
 
   // Calls `found` for each block that is there (again with newer values where a block was found
   // twice). Errors as TieredStore::Open; kUnavailable where the disk fails.

@@ -195,6 +195,11 @@ absl::Status SegmentStore::FlushSegment(uint32_t segment_idx) {
 
 absl::Status SegmentStore::Flush() {
   MutexLock lock(&mutex_);
+  const bool has_puts = std::any_of(segments_.begin(), segments_.end(), [](const auto& segment) {
+    return segment.second.unflushed_bytes > 0;
+  });
+  // A failed disk takes nothing back from what it holds already.
+  if (!has_puts && !error_.ok()) return absl::OkStatus();
   KVSTOW_RETURN_IF_ERROR(Recover());
   KVSTOW_RETURN_IF_ERROR(ApplyDrops());
   for (const auto& [segment_idx, usage] : segments_) {

@@ -1,12 +1,13 @@
 // TieredStore::Impl: the parts of a TieredStore and the steps that several of its methods share.
 // Private to the tiered_store*.cc files.
 //
-// Lock order: index shard, then ticket table, tier or queue. The drain lock comes before all.
+// Lock order: drain lock, index shard, then ticket, tier or queue.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -49,7 +50,9 @@ struct TieredStore::Impl {
   absl::Status ShrinkIndex(int64_t blocks);
   // Applies the clocks of tickets and leases.
   void Expire();
-  absl::Status Publish(const RecordMeta& meta, ArenaRegion record);
+  // Puts the record of a ticket that is being sealed (in its own memory, or in `assembled`) where
+  // readers find it. On failure nothing has changed.
+  absl::Status Publish(Ticket& ticket, std::optional<ArenaRegion>& assembled);
 
   // --- reading (tiered_store_read.cc) ---
   absl::StatusOr<BlockRef> GetFromDisk(const BlockKey& key, BlockId id);

@@ -200,36 +200,40 @@ absl::Status TieredStore::Seal(TicketId ticket) {
     }
   }
   found->WriteRecord(assembled.has_value() ? assembled->bytes() : found->memory());
-  const absl::Status room = impl.ShrinkIndex(impl.options.blocks_max - 1);
-  if (!room.ok()) {
+  const absl::Status status = impl.Publish(*found, assembled);
+  if (!status.ok()) {
     found->CancelSeal();
-    return room;
+    return status;
   }
-  const int64_t num_fallbacks = found->CountRawFallbacks();
-  std::optional<ArenaRegion> planned = found->FinishSeal();
-  const absl::Status status =
-      impl.Publish(found->meta(), std::move(assembled.has_value() ? *assembled : *planned));
   // In this order: whoever finds the key free in the table finds the block in the index.
   impl.tickets.End(*found, TicketState::kSealed);
-  KVSTOW_RETURN_IF_ERROR(status);
-  impl.counters.raw_fallback_units += num_fallbacks;
   ++impl.counters.seals;
   return absl::OkStatus();
 }
 
-absl::Status TieredStore::Impl::Publish(const RecordMeta& meta, ArenaRegion record) {
+absl::Status TieredStore::Impl::Publish(Ticket& ticket, std::optional<ArenaRegion>& assembled) {
+  const RecordMeta& meta = ticket.meta();
   const BlockInfo block{.key = meta.key,
                         .fingerprint = meta.fingerprint,
                         .codecs = meta.codecs,
                         .location = {.in_dram = true},
                         .num_tokens = meta.num_tokens,
-                        .record_bytes = record.size(),
+                        .record_bytes = ticket.SealedBytes(),
                         .logical_bytes = meta.logical_bytes};
-  return index.Insert(block, [&](IndexedBlock& inserted) {
-    // Tier and index change together: a key that the index did not know is not in the tier.
-    KVSTOW_CHECK(dram->Adopt(meta.key, std::move(record)).ok());
-    if (nvme != nullptr) Enqueue(inserted);
-  });
+  absl::Status status;
+  do {
+    KVSTOW_RETURN_IF_ERROR(ShrinkIndex(options.blocks_max - 1));
+    // Full again where another block came in between: once more.
+    status = index.Insert(block, [&](IndexedBlock& inserted) {
+      counters.raw_fallback_units += ticket.CountRawFallbacks();
+      std::optional<ArenaRegion> planned = ticket.FinishSeal();
+      // Tier and index change together: a key that the index did not know is not in the tier.
+      KVSTOW_CHECK(
+          dram->Adopt(meta.key, *std::move(assembled.has_value() ? assembled : planned)).ok());
+      if (nvme != nullptr) Enqueue(inserted);
+    });
+  } while (absl::IsResourceExhausted(status));
+  return status;
 }
 
 }  // namespace kvstow

@@ -74,10 +74,20 @@ absl::StatusOr<CodecBenchOptions> ReadCodecOptions(const Args& args) {
   return options;
 }
 
+// Encode and decode of each backend.
+uint64_t NumCases(const CodecBenchOptions& options) {
+  uint64_t num_backends = 0;
+  for (const std::string& name : options.codecs) num_backends += FindCodec(name)->host.size();
+  return 2 * num_backends * options.dims.size() * options.threads.size();
+}
+
 absl::Status BenchCodecs(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const CodecBenchOptions options, ReadCodecOptions(args));
   Table table({"CASE", "GB/S", "CEILING", "RATIO", "CPU S/GB", "BITS/VALUE"});
+  Progress progress(output, "bench", NumCases(options));
+  uint64_t num_done = 0;
   KVSTOW_RETURN_IF_ERROR(RunCodecBench(options, [&](const CodecBenchLine& line) {
+    progress.Update(++num_done);
     Json json = {{"case", line.case_name}, {"gb_per_s", line.gb_per_s}};
     if (!line.ceiling.empty()) {
       json["ceiling"] = line.ceiling;
@@ -115,7 +125,9 @@ absl::StatusOr<GrpcBenchOptions> ReadGrpcOptions(const Args& args) {
 }
 
 absl::Status BenchGrpc(const Args& args, Output& output) {
-  KVSTOW_ASSIGN_OR_RETURN(const GrpcBenchOptions options, ReadGrpcOptions(args));
+  KVSTOW_ASSIGN_OR_RETURN(GrpcBenchOptions options, ReadGrpcOptions(args));
+  Progress progress(output, "bench", options.rounds + 1);
+  options.progress = [&](int num_done, int) { progress.Update(num_done); };
   Table table({"CASE", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS"});
   KVSTOW_RETURN_IF_ERROR(RunGrpcBench(options, [&](const PathBenchLine& line) {
     Json json = {{"case", line.case_name}, {"gb_per_s", line.gb_per_s}};

@@ -217,11 +217,13 @@ absl::Status GrpcBench::GetAll() {
     const absl::StatusOr<GetSummary> got = service_.kv->Get(model_, keys_[call_idx], layers);
     samples_["grpc/get"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     if (!got.ok()) return service_.Explain(got.status());
-    if (got->num_leading != options_.blocks_per_call) {
-      return absl::NotFoundError(absl::StrCat("get found ", got->num_leading, " of ",
-                                              options_.blocks_per_call,
-                                              " blocks just put: the memory tier is too small or "
-                                              "busy; give a smaller --total"));
+    for (const absl::Status& block : got->blocks) {
+      if (absl::IsNotFound(block)) {
+        return absl::NotFoundError(
+            "a block that was just put is gone: the memory tier is too small or shared; give a "
+            "smaller --total");
+      }
+      if (!block.ok()) return service_.Explain(block);
     }
   }
   return absl::OkStatus();
@@ -325,6 +327,7 @@ absl::Status RunGrpcBench(const GrpcBenchOptions& options,
   KVSTOW_RETURN_IF_ERROR(bench.Round(-1));
   bench.ForgetWarmUp();
   for (int round_idx = 0; round_idx < options.rounds; ++round_idx) {
+    if (options.progress) options.progress(round_idx + 1, options.rounds + 1);
     KVSTOW_RETURN_IF_ERROR(bench.Round(round_idx));
   }
   for (const PathBenchLine& line : bench.Lines()) emit(line);

@@ -27,6 +27,7 @@ struct GrpcBenchOptions {
   int32_t blocks_per_call = 32;
   int32_t rounds = 5;  // after one that warms up and does not count
   absl::Duration timeout = absl::Seconds(60);
+  std::function<void(int num_done, int num_rounds)> progress;  // after each round; may be empty
 
   absl::Status Validate() const;
 };

@@ -20,9 +20,9 @@ absl::Status Service::Explain(const absl::Status& status) const {
   std::string message(status.message());
   if (status.code() == absl::StatusCode::kUnavailable) {
     const bool is_unix = absl::StartsWith(target, "unix:");
-    absl::StrAppend(
-        &message, "; is a daemon listening at ", target, "? start one: kvstow serve ",
-        is_unix ? "--listen.unix_socket=" : "--listen.tcp=", is_unix ? target.substr(5) : target);
+    absl::StrAppend(&message, "; start one: kvstow serve ",
+                    is_unix ? "--listen.unix_socket=" : "--listen.tcp=",
+                    is_unix ? target.substr(5) : target, " (or is --target wrong?)");
   } else if (status.code() == absl::StatusCode::kDeadlineExceeded) {
     absl::StrAppend(&message, "; look at kvstow stat, or give more time with --timeout");
   } else {

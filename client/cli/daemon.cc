@@ -1,10 +1,12 @@
 #include "client/cli/daemon.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -78,25 +80,31 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(int64_t dram
        "--metrics.address=", absl::StrCat("--dram.capacity=", dram_bytes, "B")},
       absl::StrCat(dir, "/log"));
   if (daemon->pid_ < 0) return absl::ErrnoToStatus(errno, "fork");
+  daemon->pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, daemon->pid_, 0));
+  if (daemon->pidfd_ < 0) return absl::ErrnoToStatus(errno, "pidfd_open");
   KVSTOW_RETURN_IF_ERROR(daemon->WaitUntilReady());
   return daemon;
+}
+
+bool DaemonProcess::WaitForEnd(absl::Duration timeout) {
+  pollfd event = {.fd = pidfd_, .events = POLLIN, .revents = 0};
+  if (poll(&event, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout))) <= 0) return false;
+  waitpid(pid_, nullptr, 0);
+  has_ended_ = true;
+  return true;
 }
 
 absl::Status DaemonProcess::WaitUntilReady() {
   const absl::Time give_up = absl::Now() + kStartTimeout;
   const std::string socket = target_.substr(std::strlen("unix:"));
   while (absl::Now() < give_up) {
-    int wait_status = 0;
-    if (waitpid(pid_, &wait_status, WNOHANG) == pid_) {
-      has_ended_ = true;
+    if (WaitForEnd(kPoll)) {
       return absl::UnavailableError(absl::StrCat("kvstowd ended at its start: ", LastLogLine()));
     }
-    // The socket first: a channel that fails to connect waits a second before it tries again.
-    if (access(socket.c_str(), F_OK) == 0) {
-      KVSTOW_ASSIGN_OR_RETURN(auto admin, AdminClient::Create({.target = target_}));
-      if (admin->Ping(absl::Seconds(1)).ok()) return absl::OkStatus();
-    }
-    absl::SleepFor(kPoll);
+    // The socket first: a channel that fails to connect waits a while before it tries again.
+    if (access(socket.c_str(), F_OK) != 0) continue;
+    KVSTOW_ASSIGN_OR_RETURN(auto admin, AdminClient::Create({.target = target_}));
+    if (admin->Ping(absl::Seconds(1)).ok()) return absl::OkStatus();
   }
   return absl::UnavailableError(absl::StrCat(
       "kvstowd does not answer after ", absl::FormatDuration(kStartTimeout), ": ", LastLogLine()));
@@ -113,18 +121,14 @@ std::string DaemonProcess::LastLogLine() const {
 }
 
 DaemonProcess::~DaemonProcess() {
-  if (pid_ > 0 && !has_ended_) {
+  if (pidfd_ >= 0 && !has_ended_) {
     kill(pid_, SIGTERM);
-    const absl::Time give_up = absl::Now() + kStopTimeout;
-    while (waitpid(pid_, nullptr, WNOHANG) == 0) {
-      if (absl::Now() > give_up) {
-        kill(pid_, SIGKILL);
-        waitpid(pid_, nullptr, 0);
-        break;
-      }
-      absl::SleepFor(kPoll);
+    if (!WaitForEnd(kStopTimeout)) {
+      kill(pid_, SIGKILL);
+      WaitForEnd(kStopTimeout);
     }
   }
+  if (pidfd_ >= 0) close(pidfd_);
   std::error_code ignored;  // a temporary directory that stays is no failure of the benchmark
   std::filesystem::remove_all(dir_, ignored);
 }

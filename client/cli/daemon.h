@@ -36,11 +36,13 @@ class DaemonProcess {
  private:
   DaemonProcess() = default;
   absl::Status WaitUntilReady();
+  bool WaitForEnd(absl::Duration timeout);  // true when the process has ended
   std::string LastLogLine() const;
 
   std::string dir_;
   std::string target_;
   pid_t pid_ = -1;
+  int pidfd_ = -1;  // readable when the process has ended
   bool has_ended_ = false;
 };
 

@@ -2,8 +2,6 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <hwy/highway.h>
-#include <hwy/targets.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -23,6 +21,7 @@
 #include "client/cli/daemon.h"
 #include "client/cli/output.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/simd.h"
 #include "kernels/core/text.h"
 
 namespace kvstow {
@@ -115,17 +114,18 @@ Finding Processor() {
 }
 
 Finding Simd() {
-  const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
-  // The lowest bit is the best target.
-  const char* const target = hwy::TargetName(targets & -targets);
+  const std::vector<std::string_view> targets = SimdTargets();
+  if (!SimdSupported() || targets.empty()) {
+    return {"simd", FindingState::kWarn, "the scalar reference",
+            "quantizing is many times slower here; use a CPU with AVX2, AVX-512 or NEON"};
+  }
+  std::vector<std::string> names(targets.begin(), targets.end());
   const Codec* codec = FindCodec(CodecId::kTq4);
   const std::string backend = codec == nullptr ? "none" : std::string(BestBackend(*codec).name);
-  if (backend == "scalar" || backend == "none") {
-    return {"simd", FindingState::kWarn,
-            absl::StrCat("backend ", backend, " (Highway: ", target, ")"),
-            "quantizing runs scalar code, many times slower; use a CPU with AVX2 or NEON"};
-  }
-  return {"simd", FindingState::kOk, absl::StrCat("backend ", backend, ", target ", target), ""};
+  return {"simd", FindingState::kOk,
+          absl::StrCat("backend ", backend, " on ", names.back(), "; this machine has ",
+                       absl::StrJoin(names, ", ")),
+          ""};
 }
 
 Finding Cores() {

@@ -255,9 +255,7 @@ absl::Status RunEval(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const int64_t rounds, args.Int("rounds", 1, 1000));
   KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
   KVSTOW_ASSIGN_OR_RETURN(const KvFile file, KvFile::Open(args.positionals()[0], overrides));
-  if (file.num_full_blocks() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(file.path(), ": has no full block"));
-  }
+  KVSTOW_RETURN_IF_ERROR(file.CheckHasBlocks());
   KVSTOW_ASSIGN_OR_RETURN(const Probe probe, Probe::Open(args.Text("probe"), file.spec()));
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());

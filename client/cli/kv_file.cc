@@ -251,6 +251,12 @@ absl::Status KvFile::CheckLayerCount() const {
   return absl::OkStatus();
 }
 
+absl::Status KvFile::CheckHasBlocks() const {
+  if (num_full_blocks() > 0) return absl::OkStatus();
+  return Bad(file_, absl::StrCat("its ", tokens_.size(), " tokens do not fill a block of ",
+                                 spec_.tokens_per_block));
+}
+
 KvBuffer::KvBuffer(const ModelSpec& spec, int64_t num_tokens)
     : spec_(spec), num_tokens_(num_tokens) {
   int64_t num_bytes = 0;

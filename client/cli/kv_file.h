@@ -49,6 +49,8 @@ class KvFile {
   // Views of the file's own memory: for reading only, though RowsView could write.
   absl::Span<const LayerRows> layers() const { return layers_; }
 
+  // kInvalidArgument where the tokens fill no block: there is nothing to name, store or fetch.
+  absl::Status CheckHasBlocks() const;
   int64_t num_full_blocks() const {
     return static_cast<int64_t>(tokens_.size()) / spec_.tokens_per_block;
   }

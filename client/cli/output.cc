@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "kernels/core/text.h"
 
 namespace kvstow {
@@ -17,6 +16,11 @@ constexpr absl::Duration kQuiet = absl::Milliseconds(500);   // shorter work sho
 constexpr absl::Duration kRedraw = absl::Milliseconds(100);  // a terminal needs no more
 constexpr int kBarWidth = 30;
 constexpr std::string_view kWipeLine = "\r\x1b[K";
+
+const Clock& ThisMachinesClock() {
+  static const RealClock clock;
+  return clock;
+}
 
 bool IsNumeric(const std::string& cell) {
   if (cell.empty()) return false;
@@ -67,12 +71,16 @@ std::string Table::Text() const {
   return text;
 }
 
-Progress::Progress(Output& output, std::string label, uint64_t total)
+Progress::Progress(Output& output, std::string label, uint64_t total, const Clock& clock)
     : output_(output),
       label_(std::move(label)),
       total_(total),
-      start_(absl::Now()),
+      clock_(clock),
+      start_(clock.Now()),
       last_drawn_(start_) {}
+
+Progress::Progress(Output& output, std::string label, uint64_t total)
+    : Progress(output, std::move(label), total, ThisMachinesClock()) {}
 
 Progress::~Progress() {
   if (is_drawn_) output_.err() << kWipeLine << std::flush;
@@ -80,7 +88,7 @@ Progress::~Progress() {
 
 void Progress::Update(uint64_t done) {
   if (!output_.err_is_terminal()) return;
-  const absl::Time now = absl::Now();
+  const absl::Time now = clock_.Now();
   if (now - start_ < kQuiet || now - last_drawn_ < kRedraw) return;
   last_drawn_ = now;
   is_drawn_ = true;

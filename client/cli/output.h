@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "kernels/core/clock.h"
 
 namespace kvstow {
 
@@ -56,8 +57,10 @@ class Table {
 // half a second, so scripts and short work never see it.
 class Progress {
  public:
-  Progress(Output& output, std::string label, uint64_t total);
-  ~Progress();  // wipes the bar
+  // `clock` must outlive this object.
+  Progress(Output& output, std::string label, uint64_t total, const Clock& clock);
+  Progress(Output& output, std::string label, uint64_t total);  // on the clock of this machine
+  ~Progress();                                                  // wipes the bar
   void Update(uint64_t done);
   void SetTotal(uint64_t total) { total_ = total; }
 
@@ -65,6 +68,7 @@ class Progress {
   Output& output_;
   const std::string label_;
   uint64_t total_;
+  const Clock& clock_;
   const absl::Time start_;
   absl::Time last_drawn_;
   bool is_drawn_ = false;

@@ -1,5 +1,5 @@
 // put, get, key, delete: KV between files and the service.
-#include <cstring>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -143,24 +143,39 @@ absl::StatusOr<PutRequest> ReadPutRequest(const Args& args, const KvFile& file) 
   return request;
 }
 
+absl::StatusOr<PutSummary> PutWithProgress(const Service& service, const Model& model,
+                                           PutRequest request, absl::Duration& elapsed,
+                                           Output& output) {
+  Progress progress(output, "put", 0);
+  request.progress = [&](int64_t num_done, int64_t num_blocks) {
+    progress.SetTotal(num_blocks);
+    progress.Update(num_done);
+  };
+  const absl::Time start = absl::Now();
+  absl::StatusOr<PutSummary> put = service.kv->Put(model, request);
+  elapsed = absl::Now() - start;
+  if (!put.ok()) return service.Explain(put.status());
+  return put;
+}
+
 absl::Status RunPut(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
   KVSTOW_ASSIGN_OR_RETURN(const KvFile file, KvFile::Open(args.positionals()[0], overrides));
   KVSTOW_ASSIGN_OR_RETURN(const PutRequest request, ReadPutRequest(args, file));
+  KVSTOW_RETURN_IF_ERROR(file.CheckHasBlocks());
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());
   if (!model.ok()) return service.Explain(model.status());
-  const absl::Time start = absl::Now();
-  const absl::StatusOr<PutSummary> put = service.kv->Put(*model, request);
-  const absl::Duration elapsed = absl::Now() - start;
-  if (!put.ok()) return service.Explain(put.status());
+  absl::Duration elapsed;
+  KVSTOW_ASSIGN_OR_RETURN(const PutSummary put,
+                          PutWithProgress(service, *model, request, elapsed, output));
   const absl::StatusOr<std::vector<ListedBlock>> blocks =
-      FindBlocks(*service.admin, model->fingerprint, put->keys);
+      FindBlocks(*service.admin, model->fingerprint, put.keys);
   if (!blocks.ok()) return service.Explain(blocks.status());
-  PrintPut(file, *put, SizeOf(*blocks, file.spec().kv_dtype), elapsed, output);
-  if (put->num_refused > 0) {
+  PrintPut(file, put, SizeOf(*blocks, file.spec().kv_dtype), elapsed, output);
+  if (put.num_refused > 0) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(put->num_refused, " blocks were refused: ", put->first_refusal.message(),
+        absl::StrCat(put.num_refused, " blocks were refused: ", put.first_refusal.message(),
                      "; free room (kvstow delete) or put again later"));
   }
   return absl::OkStatus();
@@ -229,11 +244,7 @@ absl::StatusOr<GetPlan> PlanGet(const Args& args, const Service& service) {
   KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
   KVSTOW_ASSIGN_OR_RETURN(plan.file, KvFile::Open(path, overrides));
   const ModelSpec& spec = plan.file->spec();
-  if (plan.file->num_full_blocks() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", plan.file->tokens().size(),
-                                                   " tokens are less than a block of ",
-                                                   spec.tokens_per_block));
-  }
+  KVSTOW_RETURN_IF_ERROR(plan.file->CheckHasBlocks());
   KVSTOW_ASSIGN_OR_RETURN(const KeyContext context, ReadContext(args, spec));
   plan.keys = ChainKeys(context, plan.file->tokens(), spec.tokens_per_block);
   plan.model.spec = spec;
@@ -245,20 +256,44 @@ absl::StatusOr<GetPlan> PlanGet(const Args& args, const Service& service) {
 
 // Blocks of a set of keys that came back whole. With a prefix only the leading ones are of use.
 struct Fetched {
-  GetSummary summary;
+  std::vector<absl::Status> blocks;  // per key
   absl::Duration elapsed;
+  int64_t received_bytes = 0;
   int64_t num_ok = 0;
+  int64_t num_leading = 0;
   std::string first_fault;  // of a block that did not come, other than NOT_FOUND
 };
 
-Fetched Summarize(GetSummary summary, absl::Duration elapsed) {
-  Fetched fetched{.summary = std::move(summary), .elapsed = elapsed};
-  for (const absl::Status& status : fetched.summary.blocks) {
-    if (status.ok()) ++fetched.num_ok;
-    if (!status.ok() && !absl::IsNotFound(status) && fetched.first_fault.empty()) {
-      fetched.first_fault = std::string(status.message());
-    }
+void Count(const absl::Status& status, Fetched& fetched) {
+  if (status.ok()) {
+    ++fetched.num_ok;
+    if (fetched.num_leading == static_cast<int64_t>(fetched.blocks.size())) ++fetched.num_leading;
+  } else if (!absl::IsNotFound(status) && fetched.first_fault.empty()) {
+    fetched.first_fault = std::string(status.message());
   }
+  fetched.blocks.push_back(status);
+}
+
+// Fetches in parts, so that long work shows its progress and any number of keys will do.
+absl::StatusOr<Fetched> Fetch(const Service& service, const GetPlan& plan, const KvBuffer& buffer,
+                              Output& output) {
+  constexpr int64_t kPartBytes = int64_t{64} << 20;
+  const int64_t part_blocks =
+      std::clamp<int64_t>(kPartBytes / plan.model.layout->block_bytes(), 1, 4096);
+  const int64_t num_keys = static_cast<int64_t>(plan.keys.size());
+  Fetched fetched;
+  Progress progress(output, "get", num_keys);
+  const absl::Time start = absl::Now();
+  for (int64_t first = 0; first < num_keys; first += part_blocks) {
+    const auto keys = absl::MakeConstSpan(plan.keys).subspan(first, part_blocks);
+    const absl::StatusOr<GetSummary> part = service.kv->Get(
+        plan.model, keys, buffer.layers(), first * plan.model.spec.tokens_per_block);
+    if (!part.ok()) return service.Explain(part.status());
+    fetched.received_bytes += part->received_bytes;
+    for (const absl::Status& status : part->blocks) Count(status, fetched);
+    progress.Update(fetched.blocks.size());
+  }
+  fetched.elapsed = absl::Now() - start;
   return fetched;
 }
 
@@ -267,8 +302,8 @@ void PrintGet(const GetPlan& plan, const Fetched& fetched, int64_t num_leftover,
   const double rate = GbPerSecond(block_bytes * fetched.num_ok, fetched.elapsed);
   output.Json({{"blocks", plan.keys.size()},
                {"found", fetched.num_ok},
-               {"leading", fetched.summary.num_leading},
-               {"received_bytes", fetched.summary.received_bytes},
+               {"leading", fetched.num_leading},
+               {"received_bytes", fetched.received_bytes},
                {"kv_bytes", block_bytes * fetched.num_ok},
                {"leftover_tokens", num_leftover},
                {"seconds", absl::ToDoubleSeconds(fetched.elapsed)},
@@ -276,9 +311,9 @@ void PrintGet(const GetPlan& plan, const Fetched& fetched, int64_t num_leftover,
                {"first_fault", fetched.first_fault}});
   output.Line(SpecLine(plan.model.spec));
   output.Line(absl::StrFormat("blocks   %d of %d found, the first %d without a gap", fetched.num_ok,
-                              plan.keys.size(), fetched.summary.num_leading));
+                              plan.keys.size(), fetched.num_leading));
   output.Line(absl::StrFormat("bytes    %s received for %s of KV, %.2f GB/s (%.1f ms)",
-                              FormatBytes(fetched.summary.received_bytes),
+                              FormatBytes(fetched.received_bytes),
                               FormatBytes(block_bytes * fetched.num_ok), rate,
                               absl::ToDoubleMilliseconds(fetched.elapsed)));
   if (num_leftover > 0) {
@@ -309,7 +344,7 @@ absl::Status CompareFetched(const Args& args, const GetPlan& plan, const KvBuffe
   KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
   KVSTOW_ASSIGN_OR_RETURN(const KvFile want, KvFile::Open(args.Text("compare"), overrides));
   KVSTOW_ASSIGN_OR_RETURN(const KvDifference difference,
-                          CompareBlocks(buffer, want, fetched.summary.blocks));
+                          CompareBlocks(buffer, want, fetched.blocks));
   output.Json({{"compared_with", want.path()},
                {"compared_bytes", difference.num_compared_bytes},
                {"different_bytes", difference.num_different_bytes},
@@ -332,11 +367,7 @@ absl::Status RunGet(const Args& args, Output& output) {
   const int64_t tokens_per_block = plan.model.spec.tokens_per_block;
   const int64_t num_full = static_cast<int64_t>(plan.keys.size()) * tokens_per_block;
   KvBuffer buffer(plan.model.spec, num_full);
-  const absl::Time start = absl::Now();
-  absl::StatusOr<GetSummary> got = service.kv->Get(plan.model, plan.keys, buffer.layers());
-  const absl::Duration elapsed = absl::Now() - start;
-  if (!got.ok()) return service.Explain(got.status());
-  const Fetched fetched = Summarize(*std::move(got), elapsed);
+  KVSTOW_ASSIGN_OR_RETURN(const Fetched fetched, Fetch(service, plan, buffer, output));
   const int64_t num_leftover =
       plan.file.has_value() ? static_cast<int64_t>(plan.file->tokens().size()) - num_full : 0;
   PrintGet(plan, fetched, num_leftover, output);
@@ -346,7 +377,7 @@ absl::Status RunGet(const Args& args, Output& output) {
   }
   if (args.Has("out")) {
     KVSTOW_RETURN_IF_ERROR(
-        WriteFetched(args, plan, buffer, fetched.summary.num_leading * tokens_per_block, output));
+        WriteFetched(args, plan, buffer, fetched.num_leading * tokens_per_block, output));
   }
   const int64_t num_missing = static_cast<int64_t>(plan.keys.size()) - fetched.num_ok;
   if (num_missing > 0 && !args.Has("allow-missing")) {
@@ -383,12 +414,12 @@ absl::Status RunDelete(const Args& args, Output& output) {
     }
     KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
     KVSTOW_ASSIGN_OR_RETURN(const KvFile file, KvFile::Open(word, overrides));
+    KVSTOW_RETURN_IF_ERROR(file.CheckHasBlocks());
     KVSTOW_ASSIGN_OR_RETURN(const KeyContext context, ReadContext(args, file.spec()));
     for (const BlockKey& key : ChainKeys(context, file.tokens(), file.spec().tokens_per_block)) {
       keys.push_back(key);
     }
   }
-  if (keys.empty()) return absl::InvalidArgumentError("the file has no full block to delete");
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<int64_t> num_deleted = service.kv->Delete(keys);
   if (!num_deleted.ok()) return service.Explain(num_deleted.status());

@@ -28,22 +28,25 @@ int64_t BlockMemoryBytes(const BlockLayout& layout) {
 
 }  // namespace
 
-BlockReceiver::BlockReceiver(const Model& model, absl::Span<const BlockKey> keys)
+BlockReceiver::BlockReceiver(const Model& model, absl::Span<const BlockKey> keys,
+                             size_t first_block)
     : model_(model),
       keys_(keys),
+      first_block_(static_cast<int64_t>(first_block)),
       statuses_(keys.size()),
       memory_bytes_(BlockMemoryBytes(*model.layout)) {
   memory_.reset(new std::byte[memory_bytes_]);
 }
 
-void BlockReceiver::End(const absl::Status& status) {
-  statuses_[block_idx_] = status;
+void BlockReceiver::End(absl::StatusCode code, const std::string& why) {
+  statuses_[block_idx_] =
+      absl::Status(code, absl::StrCat("block ", first_block_ + block_idx_, ": ", why));
   progress_ = Progress::kDone;
 }
 
-void BlockReceiver::EndCorrupt(const absl::Status& why) {
-  corrupt_.push_back(static_cast<int32_t>(block_idx_));
-  End(absl::DataLossError(absl::StrCat("block ", block_idx_, ": ", why.message())));
+void BlockReceiver::EndCorrupt(const std::string& why) {
+  corrupt_.push_back(keys_[block_idx_]);
+  End(absl::StatusCode::kDataLoss, why);
 }
 
 absl::StatusOr<const ReceivedBlock*> BlockReceiver::OnFrame(const GetFrameHeader& header,
@@ -54,46 +57,41 @@ absl::StatusOr<const ReceivedBlock*> BlockReceiver::OnFrame(const GetFrameHeader
     return absl::InternalError(absl::StrCat("get: a frame of block ", block_idx, " after block ",
                                             block_idx_, ", with ", keys_.size(), " asked for"));
   }
-  if (block_idx != block_idx_) StartBlock(header);
+  if (block_idx != block_idx_) StartBlock(block_idx);
   if (progress_ == Progress::kDone) return nullptr;  // refused before: the rest of it is no news
   if (header.code != 0) {
-    const absl::Status status(
-        header.code >= 1 && header.code <= 16 ? static_cast<absl::StatusCode>(header.code)
-                                              : absl::StatusCode::kUnknown,
-        absl::StrCat("block ", block_idx, ": ",
-                     header.code == static_cast<int>(absl::StatusCode::kNotFound)
-                         ? std::string("not stored")
-                         : absl::StrCat("the service answered code ", header.code)));
-    End(status);
+    const bool is_known = header.code >= 1 && header.code <= 16;
+    End(is_known ? static_cast<absl::StatusCode>(header.code) : absl::StatusCode::kUnknown,
+        header.code == static_cast<int>(absl::StatusCode::kNotFound)
+            ? "not stored"
+            : absl::StrCat("the service answered code ", header.code));
     return nullptr;
   }
   absl::Status status;
   if (progress_ == Progress::kNone) status = CheckFirstFrame(header);
   if (status.ok()) status = TakeUnits(header, payload);
   if (!status.ok()) {
-    EndCorrupt(status);
+    EndCorrupt(std::string(status.message()));
     return nullptr;
   }
   progress_ = Progress::kSome;
   if (block_.units.size() < static_cast<size_t>(model_.layout->num_planes())) return nullptr;
-  End(absl::OkStatus());
+  progress_ = Progress::kDone;
   return &block_;
 }
 
-// Ends the block before, whether it is complete or not.
-void BlockReceiver::StartBlock(const GetFrameHeader& header) {
-  if (progress_ != Progress::kDone) {
-    EndCorrupt(absl::DataLossError("the service sent no end of it"));
-  }
-  for (++block_idx_; block_idx_ < static_cast<int64_t>(header.block_idx); ++block_idx_) {
-    End(absl::DataLossError(
-        absl::StrCat("block ", block_idx_, ": the service sent nothing of it")));
+// Ends the block before, where it is not complete.
+void BlockReceiver::StartBlock(int64_t block_idx) {
+  if (progress_ != Progress::kDone) EndCorrupt("the service sent no end of it");
+  for (++block_idx_; block_idx_ < block_idx; ++block_idx_) {
+    End(absl::StatusCode::kDataLoss, "the service sent nothing of it");
   }
   ++num_answered_;
   progress_ = Progress::kNone;
   used_bytes_ = 0;
-  block_.block_idx = static_cast<int32_t>(block_idx_);
+  block_.block_idx = static_cast<int32_t>(first_block_ + block_idx_);
   block_.units.clear();
+  payloads_.clear();
 }
 
 absl::Status BlockReceiver::CheckFirstFrame(const GetFrameHeader& header) const {
@@ -136,7 +134,7 @@ absl::StatusOr<CodecId> BlockReceiver::CheckUnit(int32_t plane_idx, uint32_t cod
   return id;
 }
 
-absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FramePayload& payload) {
+absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FramePayload& frame) {
   const size_t num_units = header.unit_xxh3.size();
   const auto first_unit = static_cast<uint32_t>(block_.units.size());
   if (header.first_unit != first_unit) {
@@ -150,6 +148,7 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
         absl::StrCat("a frame of ", num_units, " checksums, ", header.unit_bytes.size(),
                      " lengths and ", header.unit_codec.size(), " codecs at unit ", first_unit));
   }
+  const FramePayload& payload = payloads_.emplace_back(frame);
   int64_t at = 0;  // in the payload
   for (size_t i = 0; i < num_units; ++i) {
     const int32_t plane_idx = static_cast<int32_t>(first_unit + i);
@@ -160,14 +159,19 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
     if (at + unit_bytes > payload.size()) {
       return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": cut short"));
     }
-    // Copied and hashed unit by unit, while it is in cache.
-    const absl::Span<std::byte> unit(memory_.get() + used_bytes_, unit_bytes);
-    payload.CopyTo(at, unit);
+    // In place where it arrived in one piece, as most do: hashed once, read again only to be
+    // written.
+    absl::Span<const std::byte> unit = payload.Contiguous(at, unit_bytes);
+    if (unit.empty() && unit_bytes > 0) {
+      const absl::Span<std::byte> copy(memory_.get() + used_bytes_, unit_bytes);
+      payload.CopyTo(at, copy);
+      used_bytes_ = AlignPayload(used_bytes_ + unit_bytes);
+      unit = copy;
+    }
     if (Xxh3(unit) != header.unit_xxh3[i]) {
       return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": its checksum differs"));
     }
     block_.units.push_back({.codec = codec, .bytes = unit});
-    used_bytes_ = AlignPayload(used_bytes_ + unit_bytes);
     at += unit_bytes;
   }
   if (payload.size() > AlignPayload(at)) {
@@ -178,16 +182,13 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
 }
 
 void BlockReceiver::OnEnd(const absl::Status& status) {
-  const auto rest = [&](const char* what) {
-    return status.ok() ? absl::DataLossError(absl::StrCat("block ", block_idx_, ": ", what))
-                       : status;
-  };
   if (progress_ != Progress::kDone) {
-    if (status.ok()) corrupt_.push_back(static_cast<int32_t>(block_idx_));
-    End(rest("the service sent no end of it"));
+    if (status.ok()) EndCorrupt("the service sent no end of it");
+    if (!status.ok()) statuses_[block_idx_] = status;
   }
   for (++block_idx_; block_idx_ < static_cast<int64_t>(keys_.size()); ++block_idx_) {
-    End(rest("the service sent nothing of it"));
+    if (status.ok()) End(absl::StatusCode::kDataLoss, "the service sent nothing of it");
+    if (!status.ok()) statuses_[block_idx_] = status;
   }
 }
 

@@ -10,7 +10,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,7 +34,9 @@ struct ReceivedBlock {
 
 class BlockReceiver {
  public:
-  BlockReceiver(const Model& model, absl::Span<const BlockKey> keys);
+  // Block i of the frames is block `first_block + i` of what the caller asked for, and is called
+  // so.
+  BlockReceiver(const Model& model, absl::Span<const BlockKey> keys, size_t first_block);
 
   // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
   // An error is one of the stream: what comes after it has no meaning.
@@ -45,7 +49,7 @@ class BlockReceiver {
   // Per key, after OnEnd: OK, kNotFound, kDataLoss, or why it did not come.
   const std::vector<absl::Status>& statuses() const { return statuses_; }
   // Blocks that came and did not stand the checks.
-  const std::vector<int32_t>& corrupt_block_idxs() const { return corrupt_; }
+  const std::vector<BlockKey>& corrupt_keys() const { return corrupt_; }
   // Blocks of which the service said something.
   int64_t num_answered() const { return num_answered_; }
   int64_t received_bytes() const { return received_bytes_; }
@@ -53,24 +57,26 @@ class BlockReceiver {
  private:
   enum class Progress { kNone, kSome, kDone };
 
-  void StartBlock(const GetFrameHeader& header);
+  void StartBlock(int64_t block_idx);
   absl::Status CheckFirstFrame(const GetFrameHeader& header) const;
-  absl::Status TakeUnits(const GetFrameHeader& header, const FramePayload& payload);
+  absl::Status TakeUnits(const GetFrameHeader& header, const FramePayload& frame);
   absl::StatusOr<CodecId> CheckUnit(int32_t plane_idx, uint32_t codec, uint32_t unit_bytes) const;
-  void End(const absl::Status& status);
-  void EndCorrupt(const absl::Status& why);
+  void End(absl::StatusCode code, const std::string& why);
+  void EndCorrupt(const std::string& why);
 
   const Model& model_;
   const absl::Span<const BlockKey> keys_;
+  const int64_t first_block_;
   std::vector<absl::Status> statuses_;
-  std::vector<int32_t> corrupt_;
+  std::vector<BlockKey> corrupt_;
   int64_t num_answered_ = 0;
   int64_t received_bytes_ = 0;
 
   // The block in progress.
   int64_t block_idx_ = -1;
   Progress progress_ = Progress::kDone;
-  std::unique_ptr<std::byte[]> memory_;  // of a whole block
+  std::deque<FramePayload> payloads_;    // units point into them: they must not move
+  std::unique_ptr<std::byte[]> memory_;  // for units that came in pieces; holds a whole block
   int64_t memory_bytes_ = 0;
   int64_t used_bytes_ = 0;
   ReceivedBlock block_;

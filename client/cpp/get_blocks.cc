@@ -7,6 +7,7 @@
 #include "client/cpp/block_receiver.h"
 #include "client/cpp/client_state.h"
 #include "client/cpp/kv_client.h"
+#include "client/cpp/parallel.h"
 #include "client/cpp/raw_stream.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/layout/planes.h"
@@ -19,6 +20,8 @@ namespace {
 constexpr char kGetMethod[] = "/kvstow.v1.Data/Get";
 // The service is asked to look at a block that came damaged, but nobody waits long for it.
 constexpr absl::Duration kVerifyTimeout = absl::Seconds(1);
+// A second stream pays from about twice this on.
+constexpr int64_t kBytesPerStream = int64_t{8} << 20;
 
 using BlockFn = std::function<void(const ReceivedBlock&)>;
 
@@ -43,12 +46,9 @@ absl::Status ReceiveFrames(RawStream& stream, BlockReceiver& receiver, const Blo
 }
 
 // Best effort: the service checks the record and drops it where it is bad there too.
-void AskToVerify(Connection& connection, absl::Span<const BlockKey> keys,
-                 const std::vector<int32_t>& block_idxs, absl::Duration timeout) {
-  std::vector<BlockKey> bad;
-  for (const int32_t block_idx : block_idxs) bad.push_back(keys[block_idx]);
+void AskToVerify(Connection& connection, absl::Span<const BlockKey> keys, absl::Duration timeout) {
   v1::VerifyRequest request;
-  request.set_keys(KeysToBytes(bad));
+  request.set_keys(KeysToBytes(keys));
   const absl::Status ignored = connection.Call(timeout, [&](grpc::ClientContext* context) {
     const auto reader = connection.control().Verify(context, request);
     v1::VerifyProgress progress;
@@ -58,35 +58,81 @@ void AskToVerify(Connection& connection, absl::Span<const BlockKey> keys,
   });
 }
 
-// Receives `keys` into `receiver` and `on_block`. An error: nothing at all came.
-absl::Status FetchBlocks(ClientState& client, absl::Span<const BlockKey> keys,
-                         BlockReceiver& receiver, const BlockFn& on_block) {
+// What came of one stream.
+struct StreamResult {
+  absl::Status status;
+  absl::Duration longest_wait = absl::ZeroDuration();
+};
+
+StreamResult ReceiveStream(Connection& connection, absl::Span<const BlockKey> keys,
+                           BlockReceiver& receiver, const BlockFn& on_block) {
+  const absl::Duration timeout = connection.options().data_timeout;
+  RawStream stream(connection.NextDataStub(), {.method = kGetMethod, .timeout = timeout});
+  stream.Write(GetRequestBytes(keys));
+  stream.WritesDone();
+  const absl::Status fault = ReceiveFrames(stream, receiver, on_block);
+  if (!fault.ok()) stream.Cancel();
+  StreamResult result{.status = connection.WithTarget(stream.Finish(), timeout)};
+  if (!fault.ok()) result.status = absl::DataLossError(fault.message());
+  result.longest_wait = stream.longest_wait();
+  receiver.OnEnd(result.status);
+  return result;
+}
+
+// Makes what takes the blocks of one stream.
+using BlockFnMaker = std::function<BlockFn()>;
+
+struct Fetched {
+  std::vector<absl::Status> blocks;  // per key
+  int64_t received_bytes = 0;
+};
+
+// Fetches `keys`, over several channels where that pays: each stream takes a stretch of the keys.
+// An error: nothing at all came.
+absl::StatusOr<Fetched> FetchBlocks(ClientState& client, const Model& model,
+                                    absl::Span<const BlockKey> keys, const BlockFnMaker& make_fn) {
   Connection& connection = *client.connection;
   KVSTOW_RETURN_IF_ERROR(connection.Allow());
-  const absl::Duration timeout = connection.options().data_timeout;
-  const absl::Time deadline = connection.clock().Now() + timeout;
+  const absl::Time deadline = connection.clock().Now() + connection.options().data_timeout;
+  const int num_streams = static_cast<int>(std::clamp<int64_t>(
+      std::min<int64_t>(keys.size(), keys.size() * model.layout->block_bytes() / kBytesPerStream),
+      1, connection.options().num_channels));
+  std::vector<std::unique_ptr<BlockReceiver>> receivers(num_streams);
+  std::vector<StreamResult> results(num_streams);
+  RunParallel(num_streams, [&](int i) {
+    const size_t begin = keys.size() * i / num_streams;
+    const size_t end = keys.size() * (i + 1) / num_streams;
+    const absl::Span<const BlockKey> some = keys.subspan(begin, end - begin);
+    receivers[i] = std::make_unique<BlockReceiver>(model, some, begin);
+    results[i] = ReceiveStream(connection, some, *receivers[i], make_fn());
+  });
+
   absl::Status status;
-  {
-    RawStream stream(connection.NextDataStub(), {.method = kGetMethod, .timeout = timeout});
-    stream.Write(GetRequestBytes(keys));
-    stream.WritesDone();
-    const absl::Status fault = ReceiveFrames(stream, receiver, on_block);
-    if (!fault.ok()) stream.Cancel();
-    status = connection.WithTarget(stream.Finish(), timeout);
-    if (!fault.ok()) status = absl::DataLossError(fault.message());
-    connection.Record(status, stream.longest_wait());
+  absl::Duration longest_wait = absl::ZeroDuration();
+  Fetched fetched;
+  std::vector<BlockKey> corrupt;
+  int64_t num_answered = 0;
+  for (int i = 0; i < num_streams; ++i) {
+    const BlockReceiver& receiver = *receivers[i];
+    status.Update(results[i].status);
+    longest_wait = std::max(longest_wait, results[i].longest_wait);
+    num_answered += receiver.num_answered();
+    fetched.received_bytes += receiver.received_bytes();
+    fetched.blocks.insert(fetched.blocks.end(), receiver.statuses().begin(),
+                          receiver.statuses().end());
+    corrupt.insert(corrupt.end(), receiver.corrupt_keys().begin(), receiver.corrupt_keys().end());
   }
-  receiver.OnEnd(status);
-  const std::vector<int32_t>& corrupt = receiver.corrupt_block_idxs();
+  connection.Record(status, longest_wait);
   client.corrupt_blocks += static_cast<int64_t>(corrupt.size());
   const absl::Duration left = deadline - connection.clock().Now();
   if (!corrupt.empty() && left > absl::ZeroDuration()) {
-    AskToVerify(connection, keys, corrupt, std::min(left, kVerifyTimeout));
+    AskToVerify(connection, corrupt, std::min(left, kVerifyTimeout));
   }
-  return receiver.num_answered() == 0 ? status : absl::OkStatus();
+  if (num_answered == 0 && !status.ok()) return status;
+  return fetched;
 }
 
-// Writes the rows of a complete block.
+// Writes the rows of complete blocks. One for each stream.
 class RowsWriter {
  public:
   RowsWriter(const Model& model, absl::Span<const LayerRows> layers, int64_t first_token)
@@ -126,13 +172,14 @@ absl::StatusOr<GetSummary> KvClient::Get(const Model& model, absl::Span<const Bl
     return absl::InvalidArgumentError(
         absl::StrCat("first_token: ", first_token, ", want 0 or more"));
   }
-  BlockReceiver receiver(model, keys);
-  RowsWriter writer(model, layers, first_token);
-  KVSTOW_RETURN_IF_ERROR(FetchBlocks(*state_, keys, receiver,
-                                     [&](const ReceivedBlock& block) { writer.Write(block); }));
+  KVSTOW_ASSIGN_OR_RETURN(Fetched fetched, FetchBlocks(*state_, model, keys, [&]() -> BlockFn {
+                            const auto writer =
+                                std::make_shared<RowsWriter>(model, layers, first_token);
+                            return [writer](const ReceivedBlock& block) { writer->Write(block); };
+                          }));
   GetSummary summary;
-  summary.blocks = receiver.statuses();
-  summary.received_bytes = receiver.received_bytes();
+  summary.blocks = std::move(fetched.blocks);
+  summary.received_bytes = fetched.received_bytes;
   for (const absl::Status& status : summary.blocks) {
     if (!status.ok()) break;
     ++summary.num_leading;
@@ -143,15 +190,16 @@ absl::StatusOr<GetSummary> KvClient::Get(const Model& model, absl::Span<const Bl
 absl::StatusOr<std::vector<EncodedBlock>> KvClient::GetEncoded(const Model& model,
                                                                absl::Span<const BlockKey> keys) {
   KVSTOW_RETURN_IF_ERROR(CheckNumKeys(static_cast<int64_t>(keys.size()), "keys", 1));
-  BlockReceiver receiver(model, keys);
   std::vector<EncodedBlock> blocks(keys.size());
-  KVSTOW_RETURN_IF_ERROR(FetchBlocks(*state_, keys, receiver, [&](const ReceivedBlock& block) {
+  const auto take = [&](const ReceivedBlock& block) {
     for (const ReceivedBlock::Unit& unit : block.units) {
       blocks[block.block_idx].units.push_back(
           {.codec = unit.codec, .bytes = {unit.bytes.begin(), unit.bytes.end()}});
     }
-  }));
-  for (size_t i = 0; i < keys.size(); ++i) blocks[i].status = receiver.statuses()[i];
+  };
+  KVSTOW_ASSIGN_OR_RETURN(const Fetched fetched,
+                          FetchBlocks(*state_, model, keys, [&]() -> BlockFn { return take; }));
+  for (size_t i = 0; i < keys.size(); ++i) blocks[i].status = fetched.blocks[i];
   return blocks;
 }
 

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -74,6 +75,8 @@ struct PutRequest {
   CodecChoice codec;
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;  // return when the blocks would survive kill -9
+  // For Put: called on the calling thread after each batch of blocks. May be empty.
+  std::function<void(int64_t num_done, int64_t num_blocks)> progress;
 };
 
 struct PutSummary {

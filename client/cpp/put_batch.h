@@ -14,44 +14,20 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/client_state.h"
-#include "kernels/codec/codec.h"
-#include "kernels/core/block_key.h"
-#include "proto/frames.h"
+#include "client/cpp/put_frames.h"
 
 namespace kvstow {
-
-// What a whole Put has in common.
-struct PutPlan {
-  std::shared_ptr<ClientState> client;
-  Model model;
-  std::vector<BlockKey> keys;  // of all full blocks
-  CodecChoice codec;
-  CompressAt compress_at = CompressAt::kService;
-  bool durable = false;
-
-  // The first block of a prompt holds the attention sink.
-  CodecPair CodecsOf(int32_t block_idx) const {
-    return block_idx == 0 && codec.raw_first_block ? CodecPair{} : codec.pair;
-  }
-};
 
 // What became of a block. kAlreadyExists: nothing was sent.
 struct PutOutcome {
   int32_t block_idx = 0;
   absl::Status status;
-};
-
-// Layers [first_layer, first_layer + rows.size()).
-struct RowsOfLayers {
-  int32_t first_layer = 0;
-  absl::Span<const LayerRows> rows;
 };
 
 class PutBatch {
@@ -64,7 +40,6 @@ class PutBatch {
 
   // Tickets for blocks of the plan. May be called again for more blocks.
   absl::Status Reserve(absl::Span<const int32_t> block_idxs, absl::Time deadline);
-  bool has_tickets() const { return !tickets_.empty(); }
 
   // The planes of these layers of all blocks with tickets.
   absl::Status Send(const RowsOfLayers& rows, absl::Time deadline);
@@ -77,42 +52,32 @@ class PutBatch {
   int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
-  struct Ticket {
-    int32_t block_idx = 0;
-    uint64_t id = 0;
-    absl::Status status;  // of the last call that carried its planes
+  // What came of one stream.
+  struct StreamResult {
+    absl::Status status;
+    std::map<uint64_t, absl::Status> tickets;  // those that the service answered for
+    absl::Duration longest_wait = absl::ZeroDuration();
+    int64_t sent_bytes = 0;
   };
-  struct Unit {
-    CodecId codec = CodecId::kRaw;
-    int64_t bytes = 0;
-  };
-  // One frame: consecutive planes of one block.
-  struct FrameRange {
-    size_t ticket_idx = 0;
-    int32_t first_plane = 0;
-    int32_t num_planes = 0;
-  };
+
   absl::Status ReserveSome(absl::Span<const int32_t> block_idxs, absl::Time deadline);
-  std::vector<FrameRange> PlanFrames(size_t ticket_idx, const RowsOfLayers& rows) const;
-  absl::Status SendFrames(const std::vector<FrameRange>& frames, const RowsOfLayers& rows,
+  absl::Status SendFrames(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
                           absl::Time deadline);
-  absl::Status TrySendFrames(const std::vector<FrameRange>& frames, const RowsOfLayers& rows,
-                             absl::Duration timeout);
-  absl::Status TakeResults(const grpc::ByteBuffer& response);
-  Unit WriteUnit(int32_t block_idx, int32_t plane_idx, const RowsView& rows, std::byte* out);
-  grpc::ByteBuffer MakeFrame(const FrameRange& frame, const RowsOfLayers& rows);
+  StreamResult SendStream(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
+                          absl::Time deadline) const;
+  StreamResult TrySendStream(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
+                             absl::Duration timeout) const;
+  int NumStreams(absl::Span<const PutFramePlan> frames) const;
   void DropFailedTickets();
-  absl::Status SealSome(size_t first_ticket, size_t num_tickets, absl::Time deadline);
+  absl::Status SealSome(absl::Span<const PutTicket> tickets, absl::Time deadline);
   void Abort(absl::Span<const uint64_t> ids);
   absl::Duration Left(absl::Time deadline) const;
-  int64_t PlannedBytes(int32_t block_idx, const PlaneInfo& plane) const;
-  int64_t UnitBytesMax(int32_t block_idx, const PlaneInfo& plane) const;
 
   const PutPlan& plan_;
-  std::vector<Ticket> tickets_;
+  std::vector<PutTicket> tickets_;
+  std::map<uint64_t, absl::Status> statuses_;  // of tickets, by the last call that carried them
   std::vector<PutOutcome> outcomes_;
-  std::vector<std::byte> scratch_;  // one plane
-  bool is_unreachable_ = false;     // the last call got no answer: an Abort would get none either
+  bool is_unreachable_ = false;  // the last call got no answer: an Abort would get none either
   int64_t sent_bytes_ = 0;
 };
 

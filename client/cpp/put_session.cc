@@ -114,6 +114,10 @@ absl::StatusOr<PutSummary> KvClient::Put(const Model& model, const PutRequest& r
     KVSTOW_RETURN_IF_ERROR(batch.Seal(deadline));
     waiting.erase(waiting.begin(), waiting.begin() + count);
     summary.sent_bytes += batch.sent_bytes();
+    if (request.progress) {
+      request.progress(static_cast<int64_t>(plan.keys.size() - waiting.size()),
+                       static_cast<int64_t>(plan.keys.size()));
+    }
     // Sealed blocks can make room for what was refused: those blocks are asked for again, as long
     // as every round stores something.
     const bool has_stored = std::any_of(batch.outcomes().begin(), batch.outcomes().end(),

@@ -26,10 +26,13 @@ HWY_INLINE T MaxMagnitudeBits(const std::byte* values, int64_t count) {
   const T* bits = reinterpret_cast<const T*>(values);
   constexpr T kMask = static_cast<T>(static_cast<T>(~T{0}) >> 1);
   auto max = hn::Zero(d);
+  auto max1 = hn::Zero(d);  // two chains: one alone would wait for itself
   int64_t i = 0;
-  for (; i + num_lanes <= count; i += num_lanes) {
+  for (; i + 2 * num_lanes <= count; i += 2 * num_lanes) {
     max = hn::Max(max, hn::And(hn::LoadU(d, bits + i), hn::Set(d, kMask)));
+    max1 = hn::Max(max1, hn::And(hn::LoadU(d, bits + i + num_lanes), hn::Set(d, kMask)));
   }
+  max = hn::Max(max, max1);
   auto rest = hn::Zero(d8);
   for (; i < count; i += static_cast<int64_t>(hn::Lanes(d8))) {
     rest = hn::Max(rest, hn::And(hn::LoadU(d8, bits + i), hn::Set(d8, kMask)));

@@ -21,14 +21,34 @@ namespace {
 
 constexpr size_t kB = kRowsPerBatch;
 
-// One batch: the same row per block in all members.
+// Rows that go through the steps together, so that what is done once per row is done for a whole
+// vector of rows.
+constexpr size_t kTileRows = 16;
+
+// A row has four lanes in the members of [kTileRows, 4]: one block's worth, in the order of the
+// rows.
+template <int kDim>
+struct Tile {
+  static constexpr int kRegisters = kDim / 8;
+  static constexpr size_t kLanes = 4 * kTileRows;
+  HWY_ALIGN int16_t y[kTileRows * kDim];  // [batches, registers, lanes of a register]
+  HWY_ALIGN int32_t exponent[kLanes];     // x = q * 2^(exponent - kTqRowBits); four equal lanes
+  HWY_ALIGN int32_t qq[kLanes];           // sums still spread over the four lanes
+  HWY_ALIGN int32_t yw[kLanes];
+  HWY_ALIGN int32_t ww[kLanes];
+  HWY_ALIGN int32_t max_y[kLanes];  // maxima of unsigned 16-bit halves, spread; 65535: q overflowed
+  HWY_ALIGN int32_t sum_qq[kTileRows];
+  // Twice in each lane, less 1. Read by the vector, hence the tail.
+  HWY_ALIGN int32_t thresholds[7][2 * kTileRows];
+};
+
+// One batch: kB rows, one per block, in all members.
 template <int kDim>
 struct Batch {
   static constexpr int kRegisters = kDim / 8;
   BlockV16 v[kRegisters];  // q, then y
-  BlockV32 exponent;       // x = q * 2^(exponent - kTqRowBits)
-  BlockV32 overflow;       // -1 where 16 bits do not do
-  BlockV32 nonzero;        // -1 where the row is not a zero row
+  BlockV32 exponent;
+  BlockV32 overflow;  // -1 where 16 bits do not do
 };
 
 // Steps 1, 2 and the signs of bf16 rows. False where a value is not finite.
@@ -67,7 +87,6 @@ HWY_INLINE bool LoadBf16(const std::byte* rows, Role role, Batch<kDim>& batch) {
     batch.v[i] = hn::OddEven(hn::BitCast(d16, odd_q), even_q);
   }
   batch.exponent = hn::Sub(biased, hn::Set(d32, 127));
-  batch.nonzero = hn::VecFromMask(d32, nonzero);
   batch.overflow = hn::Zero(d32);
   return true;
 }
@@ -90,7 +109,6 @@ HWY_INLINE void LoadResiduals(const std::byte* rows, const TqBlockInput& input, 
   }
   const BlockV32 max32 = BlockMaxU16(hn::BitCast(d16, max));
   batch.overflow = hn::VecFromMask(d32, hn::Gt(max32, hn::Set(d32, 32766)));
-  batch.nonzero = hn::VecFromMask(d32, hn::Gt(max32, hn::Zero(d32)));
   // Bit length from the exponent of the float; below 0 for 0.
   const BlockV32 length =
       hn::Sub(hn::ShiftRight<23>(hn::BitCast(d32, hn::ConvertTo(df, max32))), hn::Set(d32, 126));
@@ -138,18 +156,42 @@ HWY_INLINE void ForwardHadamard(BlockV16* v) {
   }
 }
 
-// thresholds - 1 of each row, so that |y| > t - 1 is |y| >= ceil(t * rms).
-template <int kBits>
-HWY_INLINE void Thresholds(BlockV32 sum_qq, BlockV16 (&thresholds)[7]) {
+// The sum over the four lanes of each row from `row_idx` on.
+HWY_INLINE BlockV32 RowSums(const int32_t* lanes, size_t row_idx) {
+  BlockV32 v0, v1, v2, v3;
+  hn::LoadInterleaved4(BlockD32(), lanes + 4 * row_idx, v0, v1, v2, v3);
+  return hn::Add(hn::Add(v0, v1), hn::Add(v2, v3));
+}
+
+// Steps 5 and 6: thresholds - 1 of each row, so that |y| > t - 1 is |y| >= ceil(t * rms).
+template <int kBits, int kDim>
+HWY_INLINE void Thresholds(Tile<kDim>& tile) {
   const BlockD32 d32;
   const BlockDF df;
+  const hn::RebindToSigned<BlockDF> di;
   constexpr TqTable kTable = TqTableOf(kBits);
-  const BlockVF rms = hn::Sqrt(hn::ConvertTo(df, sum_qq));
-  for (int i = 0; i + 1 < kTable.num_magnitudes; ++i) {
-    const BlockVF scaled = hn::Mul(hn::Set(df, kTable.threshold[i]), rms);
-    // Rows without overflow have |y| <= 32766.
-    const BlockV32 whole = hn::ConvertTo(d32, hn::Min(hn::Ceil(scaled), hn::Set(df, 32767.0f)));
-    thresholds[i] = TwiceLow16(hn::Sub(whole, hn::Set(d32, 1)));
+  for (size_t row = 0; row < kTileRows; row += hn::Lanes(d32)) {
+    const BlockV32 sum_qq = RowSums(tile.qq, row);
+    hn::Store(sum_qq, d32, tile.sum_qq + row);
+    const BlockVF rms = hn::Sqrt(hn::ConvertTo(df, sum_qq));
+    for (int i = 0; i + 1 < kTable.num_magnitudes; ++i) {
+      const BlockVF scaled = hn::Mul(hn::Set(df, kTable.threshold[i]), rms);
+      // Rows without overflow have |y| <= 32766.
+      const BlockV32 whole = hn::ConvertTo(di, hn::Min(hn::Ceil(scaled), hn::Set(df, 32767.0f)));
+      const BlockV16 twice = TwiceLow16(hn::Sub(whole, hn::Set(d32, 1)));
+      hn::Store(hn::BitCast(d32, twice), d32, tile.thresholds[i] + row);
+    }
+  }
+}
+
+// One lane for each of kB rows, copied to all lanes of the row's block.
+HWY_INLINE BlockV32 BroadcastRows(const int32_t* rows) {
+  const BlockD32 d32;
+  if constexpr (kB == 1) {
+    return hn::Set(d32, rows[0]);
+  } else {
+    HWY_ALIGN static constexpr int32_t kIdx[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    return hn::TableLookupLanes(hn::LoadU(d32, rows), hn::SetTableIndices(d32, kIdx));
   }
 }
 
@@ -190,10 +232,11 @@ HWY_INLINE BlockV16 QuantizeBlock(BlockV16 y, const BlockV16 (&thresholds)[7], B
   return hn::Xor(magnitude, hn::ShiftRight<15>(y));
 }
 
-// Quantizes the 8 registers of a group and stores their codes.
+// Quantizes the 8 registers of a group and stores their codes: of row r at codes + r * stride, the
+// third bits at high + r * stride.
 template <int kBits, int kDim>
-HWY_INLINE void QuantizeGroup(Batch<kDim>& batch, int group, const BlockV16 (&thresholds)[7],
-                              std::byte* codes, BlockSums& sums) {
+HWY_INLINE void QuantizeGroup(const int16_t* registers, const BlockV16 (&thresholds)[7],
+                              std::byte* codes, std::byte* high_bits, BlockSums& sums) {
   const BlockD16 d16;
   const BlockD8 d8;
   constexpr int64_t kStride = kDim * kBits / 8;
@@ -202,9 +245,10 @@ HWY_INLINE void QuantizeGroup(Batch<kDim>& batch, int group, const BlockV16 (&th
       kTable.level[0], kTable.level[1], kTable.level[2], kTable.level[3],
       kTable.level[4], kTable.level[5], kTable.level[6], kTable.level[7]};
   const BlockV8 levels = hn::LoadDup128(d8, kLevels);
-  BlockV16* y = batch.v + 8 * group;
+  BlockV16 y[8];
   HWY_UNROLL(8)
   for (int i = 0; i < 8; ++i) {
+    y[i] = hn::Load(d16, registers + i * hn::MaxLanes(d16));
     const BlockV16 negative = hn::ShiftRight<15>(y[i]);
     BlockV16 index = QuantizeBlock<kBits>(y[i], thresholds, levels, sums);
     if constexpr (kBits == 3) {
@@ -225,13 +269,13 @@ HWY_INLINE void QuantizeGroup(Batch<kDim>& batch, int group, const BlockV16 (&th
       word[half] = hn::Add(hn::Add(hn::ShiftLeft<8>(high), low), offset);
     }
     RotateIn(word[0], word[1]);
-    StoreBlocks<kStride>(d16, word[0], codes + 32 * group);
-    StoreBlocks<kStride>(d16, word[1], codes + 32 * group + 16);
+    StoreBlocks<kStride>(d16, word[0], codes);
+    StoreBlocks<kStride>(d16, word[1], codes + 16);
   } else if constexpr (kBits == 2) {
     BlockV16 word = y[7];
     HWY_UNROLL(7)
     for (int i = 6; i >= 0; --i) word = hn::Add(hn::ShiftLeft<2>(word), y[i]);
-    StoreBlocks<kStride>(d16, hn::Add(word, hn::Set(d16, int16_t{0x2aaa})), codes + 16 * group);
+    StoreBlocks<kStride>(d16, hn::Add(word, hn::Set(d16, int16_t{0x2aaa})), codes);
   } else {
     BlockV16 low = hn::And(y[7], hn::Set(d16, 3));
     BlockV16 negative = hn::ShiftRight<8>(y[7]);
@@ -240,7 +284,7 @@ HWY_INLINE void QuantizeGroup(Batch<kDim>& batch, int group, const BlockV16 (&th
       low = hn::Or(hn::ShiftLeft<2>(low), hn::And(y[i], hn::Set(d16, 3)));
       negative = hn::Or(hn::Add(negative, negative), hn::ShiftRight<8>(y[i]));
     }
-    StoreBlocks<kStride>(d16, low, codes + 16 * group);
+    StoreBlocks<kStride>(d16, low, codes);
     alignas(64) static constexpr uint8_t kEvenBytes[16] = {
         0, 2, 4, 6, 8, 10, 12, 14, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
     const BlockV8 high = hn::TableLookupBytesOr0(
@@ -248,102 +292,147 @@ HWY_INLINE void QuantizeGroup(Batch<kDim>& batch, int group, const BlockV16 (&th
     HWY_ALIGN uint8_t lanes[16 * kB];
     hn::Store(high, d8, lanes);
     for (size_t r = 0; r < kB; ++r) {
-      std::memcpy(codes + r * kStride + kDim / 4 + 8 * group, lanes + 16 * r, 8);
+      std::memcpy(high_bits + r * kStride, lanes + 16 * r, 8);
     }
   }
 }
 
-// Steps 8 and 9: fp16 bits of each row's scale.
-template <int kBits, int kDim>
-HWY_INLINE BlockV32 Scales(const Batch<kDim>& batch, TqScale scale, BlockV32 sum_qq,
-                           const BlockSums& sums) {
-  const BlockD32 d32;
-  const BlockDF df;
-  const BlockVF yw = hn::ConvertTo(df, BlockSum(hn::Add(sums.yw[0], sums.yw[1])));
-  const BlockVF ww = hn::ConvertTo(df, BlockSum(hn::Add(sums.ww[0], sums.ww[1])));
-  BlockVF alpha = hn::Div(yw, hn::Mul(ww, hn::Set(df, static_cast<float>(kDim))));
-  if (scale == TqScale::kUnbiased) {
-    const BlockVF clamped = hn::Mul(hn::Set(df, TqTableOf(kBits).clamp), alpha);
-    alpha = hn::Min(hn::Div(hn::ConvertTo(df, sum_qq), yw), clamped);
-  }
-  constexpr int kLog2 = TqTableOf(kBits).scale_log2 + FloorLog2(kDim) / 2 - kTqRowBits;
-  // From 2^100 on every scale is infinite, and so is the product with 2^127.
-  const BlockV32 log2 = hn::Min(hn::Add(batch.exponent, hn::Set(d32, kLog2)), hn::Set(d32, 127));
-  const BlockVF power = hn::BitCast(df, hn::ShiftLeft<23>(hn::Add(log2, hn::Set(d32, 127))));
-  const BlockV32 half = hn::BitCast(d32, F16BitsFromFloat(df, hn::Mul(alpha, power)));
-  return hn::And(half, batch.nonzero);
-}
-
-// Where a batch writes: its rows' codes, and for each row the fp16 bits of the scale and whether it
-// overflowed (its codes and scale are of no use then). One of four equal lanes per row.
-struct BatchOutput {
-  std::byte* codes;
-  HWY_ALIGN int32_t scales[4 * kB];
-  HWY_ALIGN int32_t overflows[4 * kB];
-};
-
-// Encodes kB consecutive rows of 16-bit values. False where a value is not finite.
-template <int kBits, int kDim, bool kHasMeans>
-HWY_INLINE bool EncodeBatch(const TqFormat& format, const TqBlockInput& input,
-                            const std::byte* rows, BatchOutput& output) {
+// Steps 1 to 4 of the tile's rows. False where a value is not finite.
+template <int kDim, bool kHasMeans>
+HWY_INLINE bool RotateTile(const TqBlockInput& input, Role role, const std::byte* rows,
+                           Tile<kDim>& tile) {
   const BlockD16 d16;
   const BlockD32 d32;
-  Batch<kDim> batch;
-  if constexpr (kHasMeans) {
-    LoadResiduals(rows, input, format.role, batch);
-  } else {
-    if (!LoadBf16(rows, format.role, batch)) return false;
+  for (size_t row = 0; row < kTileRows; row += kB, rows += kB * 2 * kDim) {
+    Batch<kDim> batch;
+    if constexpr (kHasMeans) {
+      LoadResiduals(rows, input, role, batch);
+    } else {
+      if (!LoadBf16(rows, role, batch)) return false;
+    }
+    hn::Store(batch.exponent, d32, tile.exponent + 4 * row);
+    hn::Store(batch.overflow, d32, tile.max_y + 4 * row);
+    BlockV32 qq[2] = {hn::Zero(d32), hn::Zero(d32)};
+    HWY_UNROLL(16)
+    for (int i = 0; i < Batch<kDim>::kRegisters; ++i) {
+      qq[0] = hn::ReorderWidenMulAccumulate(d32, batch.v[i], batch.v[i], qq[0], qq[1]);
+    }
+    hn::Store(hn::Add(qq[0], qq[1]), d32, tile.qq + 4 * row);
+    ForwardHadamard<Batch<kDim>::kRegisters>(batch.v);
+    int16_t* y = tile.y + row * kDim;
+    HWY_UNROLL(16)
+    for (int i = 0; i < Batch<kDim>::kRegisters; ++i) {
+      hn::Store(batch.v[i], d16, y + i * hn::MaxLanes(d16));
+    }
   }
-  BlockV32 qq[2] = {hn::Zero(d32), hn::Zero(d32)};
-  HWY_UNROLL(16)
-  for (int i = 0; i < Batch<kDim>::kRegisters; ++i) {
-    qq[0] = hn::ReorderWidenMulAccumulate(d32, batch.v[i], batch.v[i], qq[0], qq[1]);
-  }
-  const BlockV32 sum_qq = BlockSum(hn::Add(qq[0], qq[1]));
-  ForwardHadamard<Batch<kDim>::kRegisters>(batch.v);
-  BlockV16 thresholds[7];
-  Thresholds<kBits>(sum_qq, thresholds);
-  BlockSums sums = {{hn::Zero(d32), hn::Zero(d32)}, {hn::Zero(d32), hn::Zero(d32)}, hn::Zero(d16)};
-  for (int group = 0; group < kDim / 64; ++group) {
-    QuantizeGroup<kBits>(batch, group, thresholds, output.codes, sums);
-  }
-  const auto saturated = hn::Gt(BlockMaxU16(sums.max_y), hn::Set(d32, 32766));
-  const BlockV32 overflow = hn::Or(batch.overflow, hn::VecFromMask(d32, saturated));
-  hn::Store(Scales<kBits>(batch, format.scale, sum_qq, sums), d32, output.scales);
-  hn::Store(overflow, d32, output.overflows);
   return true;
+}
+
+// Steps 6 and 7: codes and sums.
+template <int kBits, int kDim>
+HWY_INLINE void QuantizeTile(std::byte* codes, Tile<kDim>& tile) {
+  const BlockD16 d16;
+  const BlockD32 d32;
+  constexpr int64_t kGroupBytes = kBits == 4 ? 32 : 16;  // of 64 values, third bits apart
+  for (size_t row = 0; row < kTileRows; row += kB, codes += kB * kDim * kBits / 8) {
+    BlockV16 thresholds[7];
+    for (int i = 0; i + 1 < TqTableOf(kBits).num_magnitudes; ++i) {
+      thresholds[i] = hn::BitCast(d16, BroadcastRows(tile.thresholds[i] + row));
+    }
+    BlockSums sums = {{hn::Zero(d32), hn::Zero(d32)},
+                      {hn::Zero(d32), hn::Zero(d32)},
+                      hn::BitCast(d16, hn::Load(d32, tile.max_y + 4 * row))};
+    for (int group = 0; group < kDim / 64; ++group) {
+      const int16_t* registers = tile.y + row * kDim + group * 8 * hn::MaxLanes(d16);
+      QuantizeGroup<kBits, kDim>(registers, thresholds, codes + group * kGroupBytes,
+                                 codes + kDim / 4 + group * 8, sums);
+    }
+    hn::Store(hn::BitCast(d32, sums.max_y), d32, tile.max_y + 4 * row);
+    hn::Store(hn::Add(sums.yw[0], sums.yw[1]), d32, tile.yw + 4 * row);
+    hn::Store(hn::Add(sums.ww[0], sums.ww[1]), d32, tile.ww + 4 * row);
+  }
+}
+
+// fp16 bits of each row's scale, and whether a value of the row left 16 bits.
+struct RowResults {
+  HWY_ALIGN uint32_t scale[kTileRows];
+  HWY_ALIGN uint32_t max_y[kTileRows];  // 32767 and up: overflow
+};
+
+// Steps 8 and 9.
+template <int kBits, int kDim>
+HWY_INLINE void ScaleTile(TqScale scale, const Tile<kDim>& tile, RowResults& results) {
+  const BlockD32 d32;
+  const BlockDU32 du32;
+  const BlockDU16 du16;
+  const BlockDF df;
+  constexpr int kLog2 = TqTableOf(kBits).scale_log2 + FloorLog2(kDim) / 2 - kTqRowBits;
+  for (size_t row = 0; row < kTileRows; row += hn::Lanes(d32)) {
+    const BlockVF yw = hn::ConvertTo(df, RowSums(tile.yw, row));
+    const BlockVF ww = hn::ConvertTo(df, RowSums(tile.ww, row));
+    const BlockV32 sum_qq = hn::Load(d32, tile.sum_qq + row);
+    BlockVF alpha = hn::Div(yw, hn::Mul(ww, hn::Set(df, static_cast<float>(kDim))));
+    if (scale == TqScale::kUnbiased) {
+      const BlockVF clamped = hn::Mul(hn::Set(df, TqTableOf(kBits).clamp), alpha);
+      alpha = hn::Min(hn::Div(hn::ConvertTo(df, sum_qq), yw), clamped);
+    }
+    BlockV32 exponent, e1, e2, e3;
+    hn::LoadInterleaved4(d32, tile.exponent + 4 * row, exponent, e1, e2, e3);
+    // From 2^100 on every scale is infinite, and so is the product with 2^127.
+    const BlockV32 log2 = hn::Min(hn::Add(exponent, hn::Set(d32, kLog2)), hn::Set(d32, 127));
+    const BlockVF power = hn::BitCast(df, hn::ShiftLeft<23>(hn::Add(log2, hn::Set(d32, 127))));
+    const auto half = F16BitsFromFloat(df, hn::Mul(alpha, power));
+    const auto is_zero_row = hn::RebindMask(du32, hn::Eq(sum_qq, hn::Zero(d32)));
+    hn::Store(hn::IfThenZeroElse(is_zero_row, half), du32, results.scale + row);
+
+    BlockV32 m0, m1, m2, m3;
+    hn::LoadInterleaved4(d32, tile.max_y + 4 * row, m0, m1, m2, m3);
+    const auto max =
+        hn::BitCast(du32, hn::Max(hn::Max(hn::BitCast(du16, m0), hn::BitCast(du16, m1)),
+                                  hn::Max(hn::BitCast(du16, m2), hn::BitCast(du16, m3))));
+    const auto folded = hn::BitCast(
+        du32, hn::Max(hn::BitCast(du16, max), hn::BitCast(du16, hn::ShiftRight<16>(max))));
+    hn::Store(hn::And(folded, hn::Set(du32, 0xffffu)), du32, results.max_y + row);
+  }
 }
 
 template <int kBits, int kDim, bool kHasMeans>
 bool EncodePlane(const TqPlane& plane, const TqBlockInput& input, std::byte* bytes,
                  std::vector<int32_t>& left) {
-  constexpr int64_t kRowCodeBytes = kDim * kBits / 8;
-  BatchOutput output;
-  for (int64_t first = 0; first < plane.num_tokens; first += kB) {
-    const std::byte* rows = input.rows + first * 2 * kDim;
-    const int64_t num_rows = std::min<int64_t>(kB, plane.num_tokens - first);
-    output.codes = plane.codes(bytes, first);
-    HWY_ALIGN std::byte spare_rows[kB * 2 * kDim];
-    HWY_ALIGN std::byte spare_codes[kB * kRowCodeBytes];
-    const bool is_short = num_rows < static_cast<int64_t>(kB);
-    if (is_short) {  // the last batch: zero rows behind its end
+  constexpr int64_t kRowBytes = 2 * kDim;
+  constexpr int64_t kCodeBytes = kDim * kBits / 8;
+  Tile<kDim> tile;
+  RowResults results;
+  HWY_ALIGN std::byte spare_rows[kTileRows * kRowBytes];
+  HWY_ALIGN std::byte spare_codes[kTileRows * kCodeBytes];
+  for (int64_t first = 0; first < plane.num_tokens; first += kTileRows) {
+    const int64_t num_rows = std::min<int64_t>(kTileRows, plane.num_tokens - first);
+    const std::byte* rows = input.rows + first * kRowBytes;
+    std::byte* codes = plane.codes(bytes, first);
+    if (num_rows < static_cast<int64_t>(kTileRows)) {  // the last tile: zero rows behind its end
       std::memset(spare_rows, 0, sizeof(spare_rows));
-      std::memcpy(spare_rows, rows, num_rows * 2 * kDim);
+      std::memcpy(spare_rows, rows, num_rows * kRowBytes);
       rows = spare_rows;
-      output.codes = spare_codes;
+      codes = spare_codes;
     }
-    if (!EncodeBatch<kBits, kDim, kHasMeans>(plane.format, input, rows, output)) return false;
+    if (!RotateTile<kDim, kHasMeans>(input, plane.format.role, rows, tile)) return false;
+    Thresholds<kBits>(tile);
+    QuantizeTile<kBits>(codes, tile);
+    ScaleTile<kBits>(plane.format.scale, tile, results);
     for (int64_t r = 0; r < num_rows; ++r) {
-      const auto scale = static_cast<uint16_t>(output.scales[4 * r]);
-      if (output.overflows[4 * r] != 0) {
+      const auto scale = static_cast<uint16_t>(results.scale[r]);
+      if (results.max_y[r] >= 32767) {
         left.push_back(static_cast<int32_t>(first + r));
-        continue;
+      } else if (scale == kF16Infinity) {
+        return false;
+      } else if (scale == 0) {
+        std::memset(codes + r * kCodeBytes, 0, kCodeBytes);
       }
-      if (scale == kF16Infinity) return false;
-      if (scale == 0) std::memset(output.codes + r * kRowCodeBytes, 0, kRowCodeBytes);
       StoreU16(bytes + 2 * (first + r), scale);
     }
-    if (is_short) std::memcpy(plane.codes(bytes, first), spare_codes, num_rows * kRowCodeBytes);
+    if (codes == spare_codes) {
+      std::memcpy(plane.codes(bytes, first), spare_codes, num_rows * kCodeBytes);
+    }
   }
   return true;
 }

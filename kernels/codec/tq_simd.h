@@ -19,6 +19,13 @@
 
 namespace kvstow {
 
+// How the means of a plane are coded: the scale of their codes, and the exponent of the plane's
+// integers.
+struct MeanScale {
+  float scale;
+  int32_t exponent;
+};
+
 struct TqPlane {
   TqFormat format;
   bool has_means;

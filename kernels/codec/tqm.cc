@@ -91,20 +91,31 @@ void ShiftMeans(const int32_t* sums, int dim, int log2, float* means) {
   }
 }
 
-// Replaces the exact means by those the decoder will have and writes their codes.
-void CodeMeans(float* means, int dim, float scale, int exponent, int8_t* codes) {
+float MaxMagnitude(const float* means, int dim) {
+  const DF df;
+  auto max = hn::Zero(df);
+  for (int j = 0; j < dim; j += static_cast<int>(hn::Lanes(df))) {
+    max = hn::Max(max, hn::Abs(hn::LoadU(df, means + j)));
+  }
+  return hn::GetLane(hn::MaxOfLanes(df, max));
+}
+
+// Codes of the exact `means`, and in `decoded` what the decoder will add, in the same units.
+void CodeMeans(const float* means, int dim, const MeanScale& at, int8_t* codes, int16_t* decoded) {
   const D32 d;
+  const D16 d16;
   const DF df;
   const hn::Rebind<int8_t, D32> d8;
-  const auto to_value = hn::Set(df, PowerOfTwo(exponent - kTqmPlaneBits));
-  const auto to_int = hn::Set(df, PowerOfTwo(kTqmPlaneBits - exponent));
+  const auto to_value = hn::Set(df, PowerOfTwo(at.exponent - kTqmPlaneBits));
+  const auto to_int = hn::Set(df, PowerOfTwo(kTqmPlaneBits - at.exponent));
   const auto max = hn::Set(df, 127.0f);
-  const auto step = hn::Set(df, scale);
+  const auto step = hn::Set(df, at.scale);
   for (int j = 0; j < dim; j += static_cast<int>(hn::Lanes(d))) {
     const auto quotient = hn::Div(hn::Mul(hn::LoadU(df, means + j), to_value), step);
     const auto code = hn::Round(hn::Min(hn::Max(quotient, hn::Neg(max)), max));
     hn::StoreU(hn::DemoteTo(d8, hn::ConvertTo(d, code)), d8, codes + j);
-    hn::StoreU(hn::Round(hn::Mul(hn::Mul(code, step), to_int)), df, means + j);
+    const auto back = hn::NearestInt(hn::Mul(hn::Mul(code, step), to_int));
+    hn::StoreU(hn::DemoteTo(d16, back), d16, decoded + j);
   }
 }
 
@@ -138,7 +149,8 @@ int ShrinkRow(const int16_t* p, const int16_t* means, int dim, int16_t* q) {
 void AddColumns(const int16_t*, int64_t, int, int32_t*) {}
 void Bf16IntsAndColumns(const std::byte*, int64_t, int, int, int16_t*, int32_t*) {}
 void ShiftMeans(const int32_t*, int, int, float*) {}
-void CodeMeans(float*, int, float, int, int8_t*) {}
+float MaxMagnitude(const float*, int) { return 0.0f; }
+void CodeMeans(const float*, int, const MeanScale&, int8_t*, int16_t*) {}
 int ShrinkRow(const int16_t*, const int16_t*, int, int16_t*) { return -1; }
 #endif
 
@@ -153,6 +165,7 @@ namespace kvstow {
 HWY_EXPORT(AddColumns);
 HWY_EXPORT(Bf16IntsAndColumns);
 HWY_EXPORT(ShiftMeans);
+HWY_EXPORT(MaxMagnitude);
 HWY_EXPORT(CodeMeans);
 HWY_EXPORT(ShrinkRow);
 
@@ -170,7 +183,7 @@ void IntsAndMeans(const TqPlane& plane, DType dtype, const std::byte* rows, int 
   const int64_t num_tokens = plane.num_tokens;
   const bool is_fast = dtype == DType::kBf16 && dim % 64 == 0;
   const int64_t row_bytes = DTypeBytes(dtype, dim);
-  std::vector<int64_t> totals(dim, 0);
+  std::vector<int64_t> totals(dim);
   std::vector<int32_t> sums(dim);
   for (int64_t first = 0; first < num_tokens; first += kRowsPerSum) {
     const int64_t num_rows = std::min(num_tokens - first, kRowsPerSum);
@@ -197,22 +210,22 @@ void IntsAndMeans(const TqPlane& plane, DType dtype, const std::byte* rows, int 
   }
 }
 
-// Writes mean scale and codes at `head`; `exact` becomes what the decoder will add. False where the
-// scale is infinite.
-bool EncodeMeans(std::vector<float>& exact, int exponent, std::byte* head) {
+// Writes scale and codes of the `exact` means at `head`; `decoded` receives what the decoder will
+// add. False where the scale is infinite.
+bool EncodeMeans(const std::vector<float>& exact, int exponent, std::byte* head, int16_t* decoded) {
   const int dim = static_cast<int>(exact.size());
-  float max = 0.0f;
-  for (float mean : exact) max = std::max(max, std::fabs(mean));
+  const float max = HWY_DYNAMIC_DISPATCH(MaxMagnitude)(exact.data(), dim);
   const uint16_t scale = FloatToF16(std::ldexp(max, exponent - kTqmPlaneBits) / 127.0f);
   if (scale == kF16Infinity) return false;
   StoreU16(head, scale);
   if (scale == 0) {
     std::fill_n(head + 2, dim, std::byte{0});
-    std::fill(exact.begin(), exact.end(), 0.0f);
+    std::fill_n(decoded, dim, int16_t{0});
     return true;
   }
-  auto* codes = reinterpret_cast<int8_t*>(head + 2);
-  HWY_DYNAMIC_DISPATCH(CodeMeans)(exact.data(), dim, F16ToFloat(scale), exponent, codes);
+  HWY_DYNAMIC_DISPATCH(CodeMeans)
+  (exact.data(), dim, {.scale = F16ToFloat(scale), .exponent = exponent},
+   reinterpret_cast<int8_t*>(head + 2), decoded);
   return true;
 }
 
@@ -255,12 +268,12 @@ EncodeResult EncodeTqmHighway(const TqFormat& format, const PlaneShape& shape,
   }
   ClearTqPadding(plane, bytes);
   const auto p = std::make_unique_for_overwrite<int16_t[]>(num_values);
-  std::vector<float> channel_means(dim);
-  IntsAndMeans(plane, shape.dtype, rows, kTqmPlaneBits - range.exponent, p.get(), channel_means);
-  if (!EncodeMeans(channel_means, range.exponent, bytes + plane.layout.means_at)) {
+  std::vector<float> exact_means(dim);
+  std::vector<int16_t> means(dim);
+  IntsAndMeans(plane, shape.dtype, rows, kTqmPlaneBits - range.exponent, p.get(), exact_means);
+  if (!EncodeMeans(exact_means, range.exponent, bytes + plane.layout.means_at, means.data())) {
     return EncodeResult::kKeepRaw;
   }
-  const std::vector<int16_t> means(channel_means.begin(), channel_means.end());
   const TqBlockInput input{.rows = reinterpret_cast<const std::byte*>(p.get()),
                            .means = means.data(),
                            .exponent = range.exponent};

@@ -86,6 +86,8 @@ class BlockTree {
   // --- extents ---
 
   const Extent& extent(ExtentSlot slot) const { return extents_[slot]; }
+  // Slots are below this; those not in use have count 0.
+  ExtentSlot num_extent_slots() const { return static_cast<ExtentSlot>(extents_.size()); }
   bool MayShrink(ExtentSlot slot) const {
     return extents_[slot].count > 0 && MayLeave(extents_[slot].deepest);
   }

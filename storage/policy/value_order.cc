@@ -5,7 +5,7 @@
 namespace kvstow::policy {
 
 ValueOrder::ValueOrder(const BlockTree& tree, double alpha)
-    : tree_(tree), alpha_(alpha), heaps_(kTiersMax * kKinds) {
+    : tree_(tree), alpha_(alpha), heaps_(kTiersMax * kKinds), tops_(kTiersMax) {
   constexpr int32_t kExact = 256;
   for (int32_t n = 1; static_cast<int>(owned_.size()) < kKinds - kWhole;) {
     owned_.push_back(n);
@@ -13,7 +13,13 @@ ValueOrder::ValueOrder(const BlockTree& tree, double alpha)
   }
 }
 
+void ValueOrder::OnRequest(const Request& request) {
+  blocks_per_request_ += 0.005 * (request.num_blocks - blocks_per_request_);
+  ++version_;
+}
+
 void ValueOrder::OnReturn(bool has_hit_tail) {
+  ++version_;
   returns_ += 1;
   tail_hits_ += has_hit_tail ? 1 : 0;
 }
@@ -42,15 +48,31 @@ double ValueOrder::DoneIndex(ExtentSlot slot, double now_s) const {
 }
 
 void ValueOrder::Mark(int tier, int kind) {
+  Tops& tops = tops_[static_cast<size_t>(tier)];
+  const auto word = static_cast<size_t>(kind / 64);
   const uint64_t bit = uint64_t{1} << (kind % 64);
-  uint64_t& word = filled_[static_cast<size_t>(tier)][static_cast<size_t>(kind / 64)];
-  word = heaps_.empty(tier * kKinds + kind) ? word & ~bit : word | bit;
+  tops.stale[word] |= bit;
+  if (heaps_.empty(tier * kKinds + kind)) {
+    tops.filled[word] &= ~bit;
+  } else {
+    tops.filled[word] |= bit;
+  }
+}
+
+ValueOrder::Top ValueOrder::BestOfWord(const Tops& tops, size_t word) {
+  Top best;
+  for (uint64_t bits = tops.filled[word]; bits != 0; bits &= bits - 1) {
+    const Top& top = tops.of_kind[word * 64 + static_cast<size_t>(std::countr_zero(bits))];
+    if (top.IsBefore(best)) best = top;
+  }
+  return best;
 }
 
 void ValueOrder::Rekey(ExtentSlot slot, double key) {
   const int heap = heaps_.HeapOf(slot);
   if (heap < 0 || heap % kKinds == kDone) return;
   heaps_.Set(slot, heap, {key, tree_.extent(slot).number});
+  Mark(heap / kKinds, heap % kKinds);
 }
 
 void ValueOrder::Set(ExtentSlot slot, double key, bool is_done) {

@@ -7,10 +7,11 @@
 // one victim and taking it out, bookkeeping included; `request` is everything else (model updates,
 // new owners, age bins), per request. The resident set spans 3,000 s of the trace's time at every
 // size.
-// --check: exit status 1 if an eviction of rtv costs 1 us or more.
+// --check: exit status 1 if a decision or an eviction of rtv costs 1 us or more.
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +43,7 @@ double CpuSeconds() {
 }
 
 struct Cost {
+  double choose_ns = 0;
   double evict_ns = 0;
   double request_ns = 0;
 };
@@ -58,11 +60,14 @@ class Load {
 
   Cost Run() {
     while (ledger_->num_blocks(0) < capacity_) Arrive();
-    EvictDown();
-    // Past the start, when the first ones leave in the order they came.
-    for (int64_t i = 0; i < std::min<int64_t>(capacity_ / kBlocksPerRequest, 20000); ++i) {
+    EvictWhile(victims_);
+    Recycle();
+    // Until as many have left as there is room for: at first only the partial tails go.
+    for (int64_t evicted = 0; evicted < capacity_;) {
       Arrive();
-      EvictDown();
+      EvictWhile(victims_);
+      evicted += static_cast<int64_t>(victims_.size());
+      Recycle();
     }
     constexpr int kTimed = 20000;
     double evict_s = 0;
@@ -72,12 +77,15 @@ class Load {
       const double start = CpuSeconds();
       Arrive();
       const double middle = CpuSeconds();
-      evictions += EvictDown();
+      EvictWhile(victims_);
       evict_s += CpuSeconds() - middle;
       request_s += middle - start;
+      evictions += static_cast<int64_t>(victims_.size());
+      Recycle();
     }
     KVSTOW_CHECK(ledger_->num_blocks(0) == capacity_ && evictions > kTimed);
-    return {1e9 * evict_s / static_cast<double>(evictions), 1e9 * request_s / kTimed};
+    return {MedianChoose(), 1e9 * evict_s / static_cast<double>(evictions),
+            1e9 * request_s / kTimed};
   }
 
  private:
@@ -122,17 +130,39 @@ class Load {
     if (recent_.size() > kRecent) recent_.pop_front();
   }
 
-  int64_t EvictDown() {
-    int64_t evictions = 0;
+  void EvictWhile(std::vector<BlockNumber>& victims) {
     while (ledger_->num_blocks(0) > capacity_) {
-      const BlockNumber block = ledger_->Evict(0);
-      KVSTOW_CHECK(block != kNone);
-      // Reused only after kSpare others: no request of `recent_` can mean it any more.
+      victims.push_back(ledger_->Evict(0));
+      KVSTOW_CHECK(victims.back() != kNone);
+    }
+  }
+
+  // Reused only after kSpare others: no request of `recent_` can mean them any more.
+  void Recycle() {
+    for (const BlockNumber block : victims_) {
       if (!is_free_[block]) free_.push_back(block);
       is_free_[block] = true;
-      ++evictions;
     }
-    return evictions;
+    victims_.clear();
+  }
+
+  double MedianChoose() {
+    std::vector<double> ns;
+    for (int i = 0; i < 2000; ++i) {
+      Arrive();
+      while (ledger_->num_blocks(0) > capacity_) {
+        const auto start = std::chrono::steady_clock::now();
+        const BlockNumber block = ledger_->ChooseVictim(0);
+        ns.push_back(
+            std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start)
+                .count());
+        ledger_->Erase(block);
+        victims_.push_back(block);
+      }
+      Recycle();
+    }
+    std::nth_element(ns.begin(), ns.begin() + static_cast<std::ptrdiff_t>(ns.size() / 2), ns.end());
+    return ns[ns.size() / 2];
   }
 
   const int64_t capacity_;
@@ -143,6 +173,7 @@ class Load {
   std::deque<BlockNumber> free_;
   std::vector<bool> is_free_;
   std::deque<Sent> recent_;
+  std::vector<BlockNumber> victims_;
   uint64_t number_ = 0;
   testing::Rng rng_{7};
 };
@@ -166,18 +197,19 @@ int Main(int argc, char** argv) {
     }
   }
   bool is_fast = true;
-  std::printf("%-8s%12s%12s%14s\n", "policy", "blocks", "evict, ns", "request, ns");
+  std::printf("%-8s%12s%12s%12s%14s\n", "policy", "blocks", "choose, ns", "evict, ns",
+              "request, ns");
   for (const std::string& policy : policies) {
     for (const int64_t blocks : sizes) {
       const Cost cost = Load(policy, blocks).Run();
-      std::printf("%-8s%12lld%12.0f%14.0f\n", policy.c_str(), static_cast<long long>(blocks),
-                  cost.evict_ns, cost.request_ns);
+      std::printf("%-8s%12lld%12.0f%12.0f%14.0f\n", policy.c_str(), static_cast<long long>(blocks),
+                  cost.choose_ns, cost.evict_ns, cost.request_ns);
       std::fflush(stdout);
-      if (policy == "rtv" && cost.evict_ns >= 1000) is_fast = false;
+      if (policy == "rtv" && std::max(cost.choose_ns, cost.evict_ns) >= 1000) is_fast = false;
     }
   }
   if (is_checked && !is_fast) {
-    std::fputs("an eviction of rtv costs 1 us or more\n", stderr);
+    std::fputs("a decision or an eviction of rtv costs 1 us or more\n", stderr);
     return 1;
   }
   return 0;

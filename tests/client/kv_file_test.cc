@@ -175,6 +175,15 @@ TEST(KvFile, RefusesMissingNames) {
   EXPECT_THAT(MessageOf(sample), HasSubstr("perhaps"));
 }
 
+TEST(KvFile, SaysWhenTheTokensFillNoBlock) {
+  Sample sample;
+  const std::string bytes = sample.Bytes();  // 70 tokens
+  EXPECT_TRUE(Load(bytes)->CheckHasBlocks().ok());
+  const absl::Status status = Load(bytes, {.tokens_per_block = 96})->CheckHasBlocks();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("70 tokens do not fill a block of 96"));
+}
+
 TEST(KvFile, EachPartOfTheMetadataChangesTheFingerprint) {
   Sample sample;
   const std::string plain = sample.Bytes();

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/testing/fake_clock.h"
+
 namespace kvstow {
 namespace {
 
@@ -56,6 +58,26 @@ TEST(Progress, IsSilentWithoutATerminal) {
     progress.Update(10);
   }
   EXPECT_EQ(err.str(), "");
+}
+
+TEST(Progress, ShowsUpOnATerminalWhenWorkIsLongAndWipesItselfOut) {
+  testing::FakeClock clock;
+  std::ostringstream out;
+  std::ostringstream err;
+  Output output(out, err, false, /*err_is_terminal=*/true);
+  {
+    Progress progress(output, "verify", 10, clock);
+    clock.Advance(absl::Milliseconds(400));
+    progress.Update(4);
+    EXPECT_EQ(err.str(), "");  // short so far
+    clock.Advance(absl::Milliseconds(200));
+    progress.Update(6);
+    EXPECT_EQ(err.str(), "\r\x1b[K" + ProgressText("verify", 6, 10));
+    progress.Update(7);  // no sooner than a terminal can show it
+    EXPECT_EQ(err.str(), "\r\x1b[K" + ProgressText("verify", 6, 10));
+  }
+  EXPECT_EQ(err.str(), "\r\x1b[K" + ProgressText("verify", 6, 10) + "\r\x1b[K");
+  EXPECT_EQ(out.str(), "");
 }
 
 TEST(MedianOf, TakesTheMiddle) {

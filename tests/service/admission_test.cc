@@ -71,6 +71,16 @@ TEST(Admission, LivesAsLongAsItsPermits) {
   EXPECT_TRUE(watched.expired());
 }
 
+TEST(Admission, WaitsUntilNothingIsHeldOrTheTimeIsUp) {
+  auto admission = std::make_shared<Admission>(10, 1000);
+  EXPECT_TRUE(admission->WaitUntilIdle(absl::ZeroDuration()));
+  Permit held = *admission->HoldBytes(1);
+  EXPECT_FALSE(admission->WaitUntilIdle(absl::Milliseconds(1)));
+  std::thread giver([permit = std::move(held)]() mutable { permit = Permit(); });
+  EXPECT_TRUE(admission->WaitUntilIdle(absl::Seconds(60)));
+  giver.join();
+}
+
 TEST(Admission, CountsStayExactUnderContention) {
   auto admission = std::make_shared<Admission>(3, 1000);
   std::vector<std::thread> threads;

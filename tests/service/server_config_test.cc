@@ -94,7 +94,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
                                           "--limits.worker_threads=12",
                                           "--limits.queue=13",
                                           "--limits.calls_in_flight=14",
-                                          "--limits.bytes_in_flight=15MiB",
+                                          "--limits.bytes_in_flight=17MiB",
                                           "--limits.blocks=16",
                                           "--metrics.address=127.0.0.1:9400",
                                           "--log.level=error",
@@ -113,7 +113,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.limits.worker_threads, 12);
   EXPECT_EQ(options.limits.queue_max, 13);
   EXPECT_EQ(options.limits.calls_in_flight_max, 14);
-  EXPECT_EQ(options.limits.bytes_in_flight_max, int64_t{15} << 20);
+  EXPECT_EQ(options.limits.bytes_in_flight_max, int64_t{17} << 20);
   EXPECT_EQ(options.store.blocks_max, 16);
   EXPECT_EQ(options.metrics_address, "127.0.0.1:9400");
   EXPECT_EQ(options.log_level, Severity::kError);
@@ -245,7 +245,7 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
        "limits.worker_threads is 2147483647, want 1 to 1024"},
       {{"--limits.queue=0"}, "limits.queue is 0, want 1 to 1048576"},
       {{"--limits.calls_in_flight=0"}, "limits.calls_in_flight is 0, want 1 to 65536"},
-      {{"--limits.bytes_in_flight=1MiB"}, "limits.bytes_in_flight is 1 MiB, want 8 MiB to 16 GiB"},
+      {{"--limits.bytes_in_flight=1MiB"}, "limits.bytes_in_flight is 1 MiB, want 16 MiB to 16 GiB"},
       {{"--limits.blocks=0"}, "limits.blocks is 0, want 1 to 4294967296"},
       {{"--metrics.address=9400"}, "metrics.address is \"9400\"" + address},
       {{"--metrics.address=localhost:"}, "metrics.address is \"localhost:\"" + address},

@@ -71,16 +71,63 @@ TEST_F(ServerLimits, CallsOverTheLimitAreRefusedAtOnceWithAHint) {
 }
 
 TEST_F(ServerLimits, BlockThatDoesNotFitTheBytesInFlightEndsTheCall) {
-  options_.limits.bytes_in_flight_max = kCallBytes + (int64_t{1} << 20);
+  options_.limits.bytes_in_flight_max = 2 * kCallBytes + (int64_t{1} << 20);
   Start();
   const ModelRef model = Register(LargeSpec());  // 2 MiB a block
   Store(model, Key(1), MakeRows(*model, 1), "raw");
+  const ModelRef small = Register(SmallSpec());
+  const uint64_t ticket = Reserve(small, Key(2), "raw");
+  grpc::ClientContext open_context;
+  v1::PutResponse response;
+  const auto open_call = data_->Put(&open_context, &response);
+  ASSERT_TRUE(open_call->Write(RowsFrame(ticket, 0, MakeRows(*small, 1))));
+  while (Seal(ticket).code() != 0) {
+  }
   v1::GetRequest request;
   request.set_keys(KeysToBytes(std::vector<BlockKey>{Key(1)}));
   std::vector<v1::GetFrame> frames;
   const grpc::Status refused = GetFrames(request, &frames);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(refused.error_message(), HasSubstr("bytes in flight: 8388608 of 9437184 are held, "));
+  EXPECT_THAT(refused.error_message(),
+              HasSubstr("bytes in flight: 16777216 of 17825792 are held, 21"));
+  EXPECT_EQ(RetryAfter(FromGrpcStatus(refused)), absl::Milliseconds(100));
+  open_call->WritesDone();
+  EXPECT_TRUE(open_call->Finish().ok());
+  EXPECT_EQ(Get({Key(1)}, v1::FORM_ENCODED)[0].code, 0);
+}
+
+// 16 MiB may be in flight, 8 of them are the call's own; the block has 16.
+TEST_F(ServerLimits, BlockLargerThanTheLimitGoesOutWhenItIsAlone) {
+  options_.limits.bytes_in_flight_max = 2 * kCallBytes;
+  Start();
+  ModelSpec spec = LargeSpec();
+  spec.groups[0].num_layers = 128;
+  const ModelRef model = Register(spec);
+  const std::vector<std::string> rows = MakeRows(*model, 1);
+  Store(model, Key(1), rows, "raw");
+  EXPECT_TRUE(Get({Key(1)}, v1::FORM_ENCODED)[0].units == rows);
+}
+
+// One worker with a queue of one, and four frames at once: some are refused. What was refused is
+// named, and sent again until it is in; nothing is lost without a word.
+TEST_F(ServerLimits, FullQueueRefusesFramesWithAHintAndLosesNone) {
+  options_.limits.worker_threads = 1;
+  options_.limits.queue_max = 1;
+  Start();
+  const ModelRef model = Register(LargeSpec());
+  const std::vector<std::string> rows = MakeRows(*model, 1);
+  const uint64_t ticket = Reserve(model, Key(1), "int8");
+  std::vector<v1::PutFrame> frames;
+  for (uint32_t i = 0; i < rows.size(); ++i) frames.push_back(RowsFrame(ticket, i, {rows[i]}));
+  for (;;) {
+    const v1::PutResult result = PutOne(frames);
+    if (result.status().code() == 0) break;
+    ASSERT_EQ(result.status().code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    ASSERT_EQ(result.status().message(), "the queue of the worker threads is full: 1 items wait");
+    ASSERT_EQ(result.status().retry_after_ms(), 100u);
+    ASSERT_LT(result.num_units(), rows.size());
+  }
+  EXPECT_EQ(Seal(ticket).code(), 0);
 }
 
 TEST_F(ServerLimits, TicketsOverTheLimitAreRefusedWithAHint) {
@@ -191,10 +238,8 @@ TEST_F(ServerLimits, MetricsMoveByExactlyWhatWasDone) {
 
 TEST_F(ServerLimits, RefusedCallsAreCountedByCodeAndLimit) {
   options_.metrics_address = "127.0.0.1:0";
-  options_.limits.bytes_in_flight_max = kCallBytes + 1000;
+  options_.limits.bytes_in_flight_max = kCallBytes - 1;
   Start();
-  const ModelRef model = Register(SmallSpec());
-  Store(model, Key(1), MakeRows(*model, 1), "raw");
   v1::GetRequest request;
   request.set_keys(KeysToBytes(std::vector<BlockKey>{Key(1)}));
   std::vector<v1::GetFrame> frames;

@@ -123,7 +123,8 @@ TEST_F(StoreDiskTest, TheDiskIsACacheOfItsCapacity) {
     store_->RunMaintenance();
     ASSERT_LE(Nvme().used_bytes, Nvme().capacity_bytes);
   }
-  EXPECT_LE(FolderBytes(options_.nvme_path), options_.nvme_bytes + NvmeTier::kSlackBytes);
+  EXPECT_LE(FolderBytes(options_.nvme_path),
+            options_.nvme_bytes + NvmeTier::SlackBytes(options_.nvme_bytes));
   EXPECT_GT(Nvme().num_blocks, 40);
   EXPECT_EQ(store_->Stats().nvme_evictions, 160 - Nvme().num_blocks);
   EXPECT_EQ(store_->Stats().demotions_dropped, 0);

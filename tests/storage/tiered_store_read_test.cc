@@ -1,4 +1,7 @@
 // Lookup, Get, leases, eviction, Delete, List, Verify, over memory and disk.
+#include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -352,6 +355,50 @@ TEST_F(StoreReadTest, VerifyChecksEveryCopyAndDropsTheBadOne) {
   EXPECT_EQ(store_->Stats().corrupt_blocks, 1);
   EXPECT_EQ(store_->Verify(KeyOf(77)),
             absl::NotFoundError(absl::StrCat("no block ", KeyOf(77).ToHex())));
+}
+
+// Gives the first record in a blob file the format's next version, as a newer build would write it.
+void MakeFirstRecordNewer(const std::string& path) {
+  std::string file;
+  {
+    std::ifstream in(path, std::ios::binary);
+    file.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  const size_t begin = file.find("KVSTOWR\n");
+  ASSERT_NE(begin, std::string::npos);
+  file[begin + 8] = 2;
+  uint32_t prefix_bytes;
+  std::memcpy(&prefix_bytes, file.data() + begin + 12, 4);
+  std::memset(file.data() + begin + 16, 0, 4);
+  const uint32_t crc = Crc32c(
+      {reinterpret_cast<const std::byte*>(file.data() + begin), static_cast<size_t>(prefix_bytes)});
+  std::memcpy(file.data() + begin + 16, &crc, 4);
+  std::ofstream(path, std::ios::binary) << file;
+}
+
+// A record that this build cannot read is a miss and makes way for a new one; it is not corrupt.
+TEST_F(StoreReadTest, ARecordOfANewerVersionIsDroppedAndNotCalledCorrupt) {
+  for (const bool by_verify : {false, true}) {
+    OpenWithDisk();
+    ASSERT_TRUE(Put(0).ok());
+    store_.reset();
+    MakeFirstRecordNewer(FilesOf(options_.nvme_path, ".blob").back());
+    Open();
+    ASSERT_TRUE(Where(0).in_nvme);
+    if (by_verify) {
+      EXPECT_EQ(store_->Verify(KeyOf(0)),
+                absl::FailedPreconditionError("record has version 2, this build reads 1"));
+    } else {
+      EXPECT_EQ(store_->Get(KeyOf(0)).status(),
+                absl::NotFoundError(
+                    absl::StrCat("no block ", KeyOf(0).ToHex(),
+                                 " that can be read: record has version 2, this build reads 1")));
+    }
+    EXPECT_EQ(store_->Stats().corrupt_blocks, 0);
+    EXPECT_FALSE(Where(0).present());
+    EXPECT_TRUE(Put(0).ok());
+    ASSERT_TRUE(store_->Delete(KeyOf(0)).ok());
+  }
 }
 
 TEST_F(StoreReadTest, VerifyFindsAByteThatChangedInMemory) {

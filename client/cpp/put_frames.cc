@@ -1,0 +1,123 @@
+#include "client/cpp/put_frames.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/core/checksum.h"
+#include "kernels/layout/planes.h"
+#include "proto/frames.h"
+
+namespace kvstow {
+namespace {
+
+// Room for the header of a frame of kMaxUnitsPerFrame units: 8 bytes of checksum, at most 4 of
+// length and 2 of codec each, stay below kMaxFrameHeaderBytes.
+constexpr int32_t kMaxUnitsPerFrame = 4000;
+constexpr int64_t kMaxPayloadBytes = kMaxFrameBytes - kMaxFrameHeaderBytes;
+
+int64_t PlannedBytes(const PutPlan& plan, int32_t block_idx, const PlaneInfo& plane) {
+  if (plan.compress_at == CompressAt::kService) return plane.row_bytes;
+  const PlaneShape shape = ShapeOf(*plan.model.layout, plane);
+  const CodecId codec = EffectiveCodec(plan.CodecsOf(block_idx).of(plane.role), shape);
+  return FindCodec(codec)->plane_bytes(shape);
+}
+
+// Aligned, and enough where the plane cannot be encoded.
+int64_t UnitBytesMax(const PutPlan& plan, int32_t block_idx, const PlaneInfo& plane) {
+  return AlignPayload(std::max(plane.row_bytes, PlannedBytes(plan, block_idx, plane)));
+}
+
+}  // namespace
+
+std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ticket,
+                                        const RowsOfLayers& rows) {
+  const BlockLayout& layout = *plan.model.layout;
+  const int32_t first = layout.first_plane_of_layer(rows.first_layer);
+  const int32_t last_layer = rows.first_layer + static_cast<int32_t>(rows.rows.size()) - 1;
+  const int32_t end =
+      layout.first_plane_of_layer(last_layer) + layout.num_planes_of_layer(last_layer);
+  int64_t all_bytes = 0;
+  for (int32_t i = first; i < end; ++i) {
+    all_bytes += PlannedBytes(plan, ticket.block_idx, layout.plane(i));
+  }
+  const int64_t num_frames =
+      std::max<int64_t>(1, (all_bytes + kTargetPayloadBytes / 2) / kTargetPayloadBytes);
+  const int64_t target_bytes = (all_bytes + num_frames - 1) / num_frames;
+
+  std::vector<PutFramePlan> frames;
+  PutFramePlan frame{.ticket = ticket, .first_plane = first};
+  int64_t planned_bytes = 0;
+  int64_t largest_bytes = 0;
+  for (int32_t i = first; i < end; ++i) {
+    const PlaneInfo& plane = layout.plane(i);
+    const int64_t plane_max = UnitBytesMax(plan, ticket.block_idx, plane);
+    if (frame.num_planes > 0 &&
+        (planned_bytes >= target_bytes || largest_bytes + plane_max > kMaxPayloadBytes ||
+         frame.num_planes == kMaxUnitsPerFrame)) {
+      frames.push_back(frame);
+      frame = {.ticket = ticket, .first_plane = i};
+      planned_bytes = largest_bytes = 0;
+    }
+    ++frame.num_planes;
+    planned_bytes += PlannedBytes(plan, ticket.block_idx, plane);
+    largest_bytes += plane_max;
+  }
+  frames.push_back(frame);
+  return frames;
+}
+
+PutFrameMaker::Unit PutFrameMaker::WriteUnit(int32_t block_idx, int32_t plane_idx, std::byte* out) {
+  const BlockLayout& layout = *plan_.model.layout;
+  const PlaneInfo& plane = layout.plane(plane_idx);
+  const RowsView& rows = RowsOf(plane, rows_.rows[plane.layer_idx - rows_.first_layer]);
+  const PlaneShape shape = ShapeOf(layout, plane);
+  const int64_t first_token = int64_t{block_idx} * layout.tokens_per_block();
+  CodecId codec = CodecId::kRaw;
+  if (plan_.compress_at == CompressAt::kWorker) {
+    codec = EffectiveCodec(plan_.CodecsOf(block_idx).of(plane.role), shape);
+  }
+  if (codec == CodecId::kRaw) {
+    GatherPlane(layout, plane_idx, rows, first_token, out);
+    return {.codec = CodecId::kRaw, .bytes = plane.row_bytes};
+  }
+  scratch_.resize(std::max<size_t>(scratch_.size(), plane.row_bytes));
+  GatherPlane(layout, plane_idx, rows, first_token, scratch_.data());
+  const Codec& encoder = *FindCodec(codec);
+  if (BestBackend(encoder).encode(shape, scratch_.data(), out) == EncodeResult::kKeepRaw) {
+    std::memcpy(out, scratch_.data(), plane.row_bytes);
+    return {.codec = CodecId::kRaw, .bytes = plane.row_bytes};
+  }
+  return {.codec = codec, .bytes = encoder.plane_bytes(shape)};
+}
+
+grpc::ByteBuffer PutFrameMaker::Make(const PutFramePlan& frame) {
+  const BlockLayout& layout = *plan_.model.layout;
+  const int32_t block_idx = frame.ticket.block_idx;
+  int64_t max_bytes = 0;
+  for (int32_t i = 0; i < frame.num_planes; ++i) {
+    max_bytes += UnitBytesMax(plan_, block_idx, layout.plane(frame.first_plane + i));
+  }
+  BufferPool::Buffer buffer = plan_.client->connection->buffers().Take(max_bytes);
+  std::byte* const payload = buffer.bytes().data();
+  PutFrameHeader header{.ticket = frame.ticket.id,
+                        .first_unit = static_cast<uint32_t>(frame.first_plane)};
+  int64_t used_bytes = 0;
+  for (int32_t i = 0; i < frame.num_planes; ++i) {
+    const int64_t start = AlignPayload(used_bytes);
+    std::memset(payload + used_bytes, 0, start - used_bytes);
+    const Unit unit = WriteUnit(block_idx, frame.first_plane + i, payload + start);
+    header.unit_xxh3.push_back(Xxh3({payload + start, static_cast<size_t>(unit.bytes)}));
+    if (plan_.compress_at == CompressAt::kWorker) {
+      header.unit_bytes.push_back(static_cast<uint32_t>(unit.bytes));
+      header.unit_codec.push_back(static_cast<uint32_t>(unit.codec));
+    }
+    used_bytes = start + unit.bytes;
+  }
+  payload_bytes_ += used_bytes;
+  std::vector<grpc::Slice> slices;
+  slices.push_back(std::move(buffer).ToSlice(used_bytes));
+  return BuildFrame(header, std::move(slices));
+}
+
+}  // namespace kvstow

@@ -1,0 +1,80 @@
+// Put frames: which planes go into which frame, and how a frame is made from the caller's rows.
+// Private to the client library.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "client/cpp/client_state.h"
+#include "kernels/codec/codec.h"
+#include "kernels/core/block_key.h"
+
+namespace kvstow {
+
+// What a whole Put has in common.
+struct PutPlan {
+  std::shared_ptr<ClientState> client;
+  Model model;
+  std::vector<BlockKey> keys;  // of all full blocks
+  CodecChoice codec;
+  CompressAt compress_at = CompressAt::kService;
+  bool durable = false;
+
+  // The first block of a prompt holds the attention sink.
+  CodecPair CodecsOf(int32_t block_idx) const {
+    return block_idx == 0 && codec.raw_first_block ? CodecPair{} : codec.pair;
+  }
+};
+
+// Layers [first_layer, first_layer + rows.size()).
+struct RowsOfLayers {
+  int32_t first_layer = 0;
+  absl::Span<const LayerRows> rows;
+};
+
+// A block that may be written.
+struct PutTicket {
+  int32_t block_idx = 0;
+  uint64_t id = 0;
+};
+
+// One frame: consecutive planes of one block.
+struct PutFramePlan {
+  PutTicket ticket;
+  int32_t first_plane = 0;
+  int32_t num_planes = 0;
+};
+
+// Frames of about kTargetPayloadBytes each for these layers of a block, none of them small where
+// they could be even. `rows` is not empty.
+std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ticket,
+                                        const RowsOfLayers& rows);
+
+// Thread safety: none; one for each stream. `plan` and the rows must outlive it.
+class PutFrameMaker {
+ public:
+  PutFrameMaker(const PutPlan& plan, const RowsOfLayers& rows) : plan_(plan), rows_(rows) {}
+
+  // Reads the rows once: gathered or encoded into a pooled buffer, hashed while they are in cache.
+  grpc::ByteBuffer Make(const PutFramePlan& frame);
+  int64_t payload_bytes() const { return payload_bytes_; }  // of all frames made
+
+ private:
+  struct Unit {
+    CodecId codec = CodecId::kRaw;
+    int64_t bytes = 0;
+  };
+  Unit WriteUnit(int32_t block_idx, int32_t plane_idx, std::byte* out);
+
+  const PutPlan& plan_;
+  const RowsOfLayers rows_;
+  std::vector<std::byte> scratch_;  // one plane
+  int64_t payload_bytes_ = 0;
+};
+
+}  // namespace kvstow
