@@ -64,6 +64,7 @@ kvstow() { build/release/client/kvstow "$@" --target "unix:$folder/kvstow.sock";
 
 start_daemon() {
   local waited
+  : > "$folder/daemon.log"  # before the start, or the wait below would read the last one's
   "$kvstowd" --listen.unix_socket="$folder/kvstow.sock" --listen.tcp= --metrics.address= \
     --dram.capacity=256MiB --nvme.path="$folder/nvme" --nvme.capacity=1GiB \
     > "$folder/daemon.log" 2>&1 < /dev/null &

@@ -44,6 +44,9 @@ absl::StatusOr<Permit> Admission::Take(int32_t num_calls, int64_t num_bytes) {
   KVSTOW_CHECK(num_bytes >= 0);
   {
     MutexLock lock(&mutex_);
+    if (num_calls > 0 && is_draining_) {
+      return absl::UnavailableError("the service is going down: try another or come back later");
+    }
     if (num_calls > 0 && calls_ + num_calls > calls_max_) {
       ++num_refused_by_calls_;
       return WithRetryHint(absl::ResourceExhaustedError(
@@ -67,15 +70,20 @@ void Admission::GiveBack(int32_t num_calls, int64_t num_bytes) {
     calls_ -= num_calls;
     bytes_ -= num_bytes;
     KVSTOW_CHECK(calls_ >= 0 && bytes_ >= 0);
-    is_idle = bytes_ == 0;
+    is_idle = calls_ == 0 && bytes_ == 0;
   }
   if (is_idle) idle_.SignalAll();
+}
+
+void Admission::StartDrain() {
+  MutexLock lock(&mutex_);
+  is_draining_ = true;
 }
 
 bool Admission::WaitUntilIdle(absl::Duration timeout) const {
   const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
   MutexLock lock(&mutex_);
-  while (bytes_ > 0) {
+  while (calls_ > 0 || bytes_ > 0) {
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= std::chrono::nanoseconds::zero()) return false;
     idle_.WaitFor(&mutex_, absl::FromChrono(left));

@@ -53,7 +53,9 @@ class Admission : public std::enable_shared_from_this<Admission> {
   // Bytes of a call that was admitted before.
   absl::StatusOr<Permit> HoldBytes(int64_t bytes);
 
-  // Waits until no byte is held. False when `timeout` passes first.
+  // From now on calls are refused with kUnavailable; those admitted before go on.
+  void StartDrain();
+  // Waits until no call and no byte is held. False when `timeout` passes first.
   bool WaitUntilIdle(absl::Duration timeout) const;
 
   int64_t calls_in_flight() const;
@@ -70,6 +72,7 @@ class Admission : public std::enable_shared_from_this<Admission> {
   const int64_t bytes_max_;
   mutable Mutex mutex_;
   mutable CondVar idle_;
+  bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_refused_by_calls_ ABSL_GUARDED_BY(mutex_) = 0;

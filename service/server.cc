@@ -30,6 +30,8 @@ namespace {
 constexpr int kMaxReceiveBytes = 8 << 20;
 // Threads for control work that waits: a few durable seals at once.
 constexpr int32_t kControlThreads = 4;
+// How long Drain gives short control calls, once the long ones have ended.
+constexpr absl::Duration kShortCallTimeout = absl::Milliseconds(500);
 // How long Drain waits for gRPC to let go of the slices it was sending.
 constexpr absl::Duration kSliceTimeout = absl::Seconds(5);
 
@@ -167,9 +169,12 @@ void Server::Drain() {
   State& state = *state_;
   if (state.grpc_server != nullptr) {
     if (auto* health = state.grpc_server->GetHealthCheckService()) health->Shutdown();
-    // Refuses new calls, waits for those in flight, and cancels what is left at the deadline.
+    // gRPC's own wait also waits for clients that are connected and idle, until its deadline. So we
+    // wait for the long calls, and leave gRPC the time that short ones need.
+    state.admission->StartDrain();
+    state.admission->WaitUntilIdle(state.options.drain_timeout);
     state.grpc_server->Shutdown(std::chrono::system_clock::now() +
-                                absl::ToChronoNanoseconds(state.options.drain_timeout));
+                                absl::ToChronoNanoseconds(kShortCallTimeout));
     state.grpc_server->Wait();
     state.grpc_server.reset();
   }

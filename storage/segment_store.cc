@@ -228,6 +228,8 @@ absl::Status SegmentStore::Fail(const absl::Status& status) {
 absl::Status SegmentStore::Recover() {
   if (error_.ok()) return absl::OkStatus();
   if (clock_->Now() < retry_at_) return error_;
+  // First, for it may be our own room that is missing.
+  DeleteEmptySegments().IgnoreError();
   const absl::Status status = device_->Resume();
   if (!status.ok()) return Fail(status);
   for (const auto& [segment_idx, usage] : segments_) {
@@ -337,6 +339,10 @@ absl::Status SegmentStore::ApplyDrops() {
     }
     dropped.pop_back();
   }
+  return DeleteEmptySegments();
+}
+
+absl::Status SegmentStore::DeleteEmptySegments() {
   std::vector<uint32_t> empty;
   for (const auto& [segment_idx, usage] : segments_) {
     const bool is_fresh = segment_idx == active_ && usage.file_bytes + usage.unflushed_bytes == 0;

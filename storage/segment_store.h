@@ -82,6 +82,7 @@ class SegmentStore {
   absl::Status Clean(uint32_t segment_idx) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MoveRecord(uint32_t from, const BlockKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ApplyDrops() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status DeleteEmptySegments() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<uint32_t> DeadestSegment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

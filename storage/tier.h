@@ -33,15 +33,20 @@ class Tier {
   // Stores a copy of `record` under `key`.
   //   kAlreadyExists      something is stored under `key`; it is unchanged
   //   kResourceExhausted  no room: the message gives bytes wanted and bytes free; drop something
+  //   kInvalidArgument    larger than the tier will ever hold, or no record
   //   kUnavailable        the device failed; nothing is stored
   virtual absl::Status Put(const BlockKey& key, absl::Span<const std::byte> record) = 0;
 
-  // The record, pinned, exactly as it was put; kNotFound. A disk tier does not check units: the
-  // caller does, before any byte goes out.
+  // The record, pinned, exactly as it was put. A disk tier does not check units: the caller does,
+  // before any byte goes out. The result may outlive the tier.
+  //   kNotFound     nothing is stored under `key`
+  //   kDataLoss     something is, but it cannot be read: drop it
+  //   kUnavailable  the device failed
   virtual absl::StatusOr<BlockRef> Get(const BlockKey& key) = 0;
 
   // Forgets the block. A pinned block disappears from Get now; its memory is freed at the last
-  // unpin and counts as used until then. Dropping an unknown key is fine.
+  // unpin and counts as used until then. Dropping an unknown key is fine. Touches memory only: a
+  // tier on a device frees the room later, at the latest when Put or Flush needs it.
   virtual void Drop(const BlockKey& key) = 0;
 
   // Calls `visit` once for each stored block, in any order, with its size.

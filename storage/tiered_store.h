@@ -5,8 +5,7 @@
 //   KVSTOW_ASSIGN_OR_RETURN(TicketId ticket, store.Reserve(request));
 //   for each unit, in any order, from any thread:
 //     KVSTOW_ASSIGN_OR_RETURN(UnitWriter unit, store.BeginUnit(ticket, unit_idx, source_xxh3));
-//     absl::Span<std::byte> out = unit.Buffer(unit_bytes);   // in place where the size is as
-//     planned
+//     absl::Span<std::byte> out = unit.Buffer(unit_bytes);   // in place where as planned
 //     ... encode into out ...
 //     KVSTOW_RETURN_IF_ERROR(unit.Commit(codec, Xxh3(out)));
 //   KVSTOW_RETURN_IF_ERROR(store.Seal(ticket));               // now visible
@@ -35,37 +34,14 @@
 #include "storage/block_info.h"
 #include "storage/block_ref.h"
 #include "storage/record.h"
+#include "storage/store_options.h"
+#include "storage/store_stats.h"
 #include "storage/tier.h"
 
 namespace kvstow {
 
 using TicketId = uint64_t;  // random, never 0: not guessable by another client
 using LeaseId = uint64_t;   // likewise
-
-struct StoreOptions {
-  int64_t dram_bytes = int64_t{1} << 30;
-  // Directory of the disk tier; empty for none.
-  std::string nvme_path;
-  int64_t nvme_bytes = int64_t{8} << 30;
-  // How long a writer may hold a ticket. Longer keeps dead writers' memory; shorter hurts slow
-  // ones.
-  absl::Duration write_deadline = absl::Seconds(30);
-  // Second clock: added to write_deadline before the memory of a dead ticket is used again.
-  absl::Duration reuse_delay = absl::Seconds(30);
-  // Longest lease that Acquire grants.
-  absl::Duration lease_max = absl::Minutes(5);
-  int32_t leases_max = 65536;
-  int32_t tickets_max = 65536;
-  // Bytes waiting to be written to disk. Above it, sealed blocks stay in memory only and are lost
-  // on eviction (counted in `demotions_dropped`).
-  int64_t write_behind_bytes_max = int64_t{256} << 20;
-  int64_t blocks_max = 10'000'000;  // bounds the index
-  // Background thread for write-behind and expiry. Tests turn it off and call RunMaintenance().
-  bool background = true;
-
-  // kInvalidArgument names the field and the limit.
-  absl::Status Validate() const;
-};
 
 struct ReserveRequest {
   RecordMeta meta;
@@ -77,7 +53,8 @@ struct ReserveRequest {
 
 class Ticket;  // in ticket.h, private to storage
 
-// The right to write one unit of a ticket. Dropped without Commit, the unit is open again.
+// The right to write one unit of a ticket. Dropped without Commit, the unit is open again. Must not
+// outlive the store.
 class UnitWriter {
  public:
   UnitWriter(UnitWriter&&) noexcept;
@@ -89,8 +66,10 @@ class UnitWriter {
   // the first. Valid until Commit or destruction.
   absl::Span<std::byte> Buffer(uint32_t length);
 
-  // The buffer now holds the unit. `xxh3` is over the buffer's bytes.
+  // The buffer now holds the unit. `xxh3` is over the buffer's bytes. Whatever the answer, the
+  // writer is spent; after an error the unit is open again, as far as the ticket lives.
   //   kDeadlineExceeded, kFailedPrecondition  the ticket died or was sealed meanwhile
+  //   kResourceExhausted  no room for a unit that has not its planned length
   absl::Status Commit(CodecId codec, uint64_t xxh3);
 
  private:
@@ -110,46 +89,16 @@ struct AcquireResult {
   std::vector<bool> held;  // per key
 };
 
-struct TierStats {
-  TierKind kind = TierKind::kDram;
-  int64_t capacity_bytes = 0;
-  int64_t used_bytes = 0;      // everything allocated: sealed, reserved, waiting for reuse
-  int64_t sealed_bytes = 0;    // sum of the record sizes
-  int64_t reserved_bytes = 0;  // of open and dead tickets
-  int64_t num_blocks = 0;
-};
-
-// Counters only grow; gauges are never negative.
-struct StoreStats {
-  std::vector<TierStats> tiers;
-  std::vector<CodecStats> codecs;
-  int64_t num_blocks = 0;   // distinct keys
-  int64_t index_bytes = 0;  // memory of the index
-  int64_t open_tickets = 0;
-  int64_t open_leases = 0;
-  int64_t pinned_bytes = 0;
-  int64_t write_behind_bytes = 0;  // waiting for the disk
-  // Counters.
-  int64_t lookups = 0, lookup_hits = 0;              // keys
-  int64_t dram_hits = 0, nvme_hits = 0, misses = 0;  // blocks asked for by Get
-  int64_t seals = 0, aborts = 0, tickets_expired = 0, leases_expired = 0;
-  int64_t dram_evictions = 0, nvme_evictions = 0;
-  int64_t demotions_dropped = 0;   // evicted from memory before the disk had a copy
-  int64_t corrupt_blocks = 0;      // dropped after a failed check
-  int64_t raw_fallback_units = 0;  // units sealed as raw where the block's codec is not
-  int64_t nvme_bytes_written = 0, nvme_bytes_read = 0;
-  int64_t nvme_write_errors = 0;
-  int64_t dirs_set_aside = 0;  // broken disk directories renamed at start
-};
-
 class TieredStore {
  public:
   // Opens the tiers and rebuilds the index from disk.
   //   kInvalidArgument     options
   //   kPermissionDenied    the directory cannot be written; the message names it
   //   kFailedPrecondition  another process holds the directory; the message names the lock file
-  // A directory that RocksDB cannot open (kCorruption) is renamed to `<path>.broken-<n>`, counted,
-  // and the store starts empty. `clock` must outlive the store.
+  //   kResourceExhausted   the machine has no memory for dram_bytes
+  //   kUnavailable         the disk is full or fails
+  // A database that RocksDB finds broken is renamed to `<path>/rocksdb.broken-<n>`, counted, and
+  // the store starts empty. `clock` must outlive the store.
   static absl::StatusOr<std::unique_ptr<TieredStore>> Open(const StoreOptions& options,
                                                            const Clock* clock);
   // Flushes to disk what is queued.
@@ -158,7 +107,8 @@ class TieredStore {
   // --- writing ---
 
   //   kAlreadyExists      sealed already (nothing to do), or being written by a live ticket
-  //   kResourceExhausted  memory, tickets or index at their limit; says which and how much
+  //   kResourceExhausted  memory, tickets or index at their limit and nothing may leave; says which
+  //                       and how much
   //   kInvalidArgument    no units, too many, a block larger than the tier
   absl::StatusOr<TicketId> Reserve(const ReserveRequest& request);
 
@@ -173,7 +123,9 @@ class TieredStore {
   // Makes the block visible.
   //   kFailedPrecondition units are missing (the first is named; the ticket lives on), or already
   //                       sealed or aborted
-  //   kNotFound, kDeadlineExceeded as above     kResourceExhausted no room to assemble odd units
+  //   kNotFound, kDeadlineExceeded as above
+  //   kResourceExhausted  no room to assemble odd units, or the index is full of pinned blocks; the
+  //                       ticket lives on
   absl::Status Seal(TicketId ticket);
 
   // Gives the memory back at once, unless a unit is being written right now: then after it.

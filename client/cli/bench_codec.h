@@ -1,10 +1,7 @@
-// Codec benchmark: encode and decode of bf16 rows in memory, as a share of memcpy of the same
-// bytes.
+// Codec benchmark: encode and decode of bf16 rows in memory, as a share of memcpy of those bytes.
 //
-//   KVSTOW_RETURN_IF_ERROR(RunCodecBench({.codecs = {"tq4", "tqm4"}}, [](const CodecBenchLine&
-//   line) {
-//     Print(line);
-//   }));
+//   const auto print = [](const CodecBenchLine& line) { Print(line); };
+//   KVSTOW_RETURN_IF_ERROR(RunCodecBench({.codecs = {"tq4", "tqm4"}}, print));
 //
 // Each case first checks its bytes (every backend's encode equals the scalar one's, decodes agree)
 // and is not reported where they differ. memcpy is measured with the same number of threads,

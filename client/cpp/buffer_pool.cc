@@ -39,7 +39,8 @@ struct BufferPool::State {
     size_t best = free.size();
     for (size_t i = 0; i < free.size(); ++i) {
       if (free[i]->capacity_bytes < bytes) continue;
-      if (best == free.size() || free[i]->capacity_bytes < free[best]->capacity_bytes) best = i;
+      // Of equals the last that came back: it is in cache.
+      if (best == free.size() || free[i]->capacity_bytes <= free[best]->capacity_bytes) best = i;
     }
     if (best == free.size()) return nullptr;
     std::swap(free[best], free.back());

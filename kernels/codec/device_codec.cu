@@ -1,8 +1,7 @@
-#include "kernels/codec/device_codec.h"
-
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/codec/device_codec.h"
 #include "kernels/codec/device_kernels.cuh"
 #include "kernels/core/device.h"
 
@@ -75,8 +74,7 @@ DeviceParams ParamsOf(const PlaneShape& shape, int bits, bool has_mean) {
 }
 
 std::size_t RowsBytes(const PlaneShape& shape) {
-  return static_cast<std::size_t>(
-      DTypeBytes(shape.dtype, int64_t{shape.num_tokens} * shape.dim));
+  return static_cast<std::size_t>(DTypeBytes(shape.dtype, int64_t{shape.num_tokens} * shape.dim));
 }
 
 template <int kBits, bool kHasMean>

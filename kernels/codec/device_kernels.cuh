@@ -31,9 +31,9 @@ constexpr int kBf16 = 1;
 constexpr int kF16 = 2;
 
 struct PlaneJob {
-  const unsigned char* rows;   // [num_tokens, dim] of params.dtype
-  unsigned char* plane;        // params.plane_bytes
-  int* keep_raw;               // encode only: set to 1 where the rows must stay as they are, else 0
+  const unsigned char* rows;  // [num_tokens, dim] of params.dtype
+  unsigned char* plane;       // params.plane_bytes
+  int* keep_raw;              // encode only: set to 1 where the rows must stay as they are, else 0
 };
 
 __device__ inline float LoadValue(const DeviceParams& p, const unsigned char* rows, int64_t idx) {
@@ -81,9 +81,11 @@ __device__ inline bool IsFinite(float value) {
   return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-// value * 2^exponent where exponent may lie outside of fp32's range of powers; one rounding at most.
+// value * 2^exponent where exponent may lie outside of fp32's range of powers; one rounding at
+// most.
 __device__ inline float ScaleByPower(float value, int exponent) {
-  if (exponent > 127) return __fmul_rn(__fmul_rn(value, PowerOfTwo(127)), PowerOfTwo(exponent - 127));
+  if (exponent > 127)
+    return __fmul_rn(__fmul_rn(value, PowerOfTwo(127)), PowerOfTwo(exponent - 127));
   return __fmul_rn(value, PowerOfTwo(exponent));
 }
 
@@ -99,8 +101,8 @@ __device__ inline float WarpRowAmax(const DeviceParams& p, const unsigned char* 
                                     int lane) {
   int bits = 0;
   for (int j = lane; j < p.dim; j += 32) {
-    bits = max(bits, static_cast<int>(__float_as_uint(LoadValue(p, rows, row * p.dim + j)) &
-                                      0x7fffffffu));
+    bits = max(
+        bits, static_cast<int>(__float_as_uint(LoadValue(p, rows, row * p.dim + j)) & 0x7fffffffu));
   }
   return __uint_as_float(static_cast<unsigned>(WarpMax(bits)));
 }
@@ -303,7 +305,7 @@ __device__ inline int LoadRestOfMean(const DeviceParams& p, const PlaneJob& job,
 }
 
 __global__ void __launch_bounds__(kThreadsPerCta)
-EncodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
+    EncodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
   SIMT_DYNAMIC_SHARED(int, shared);
   SIMT_SHARED(int, scratch, [kWarpsPerCta]);
   const PlaneJob job = jobs[blockIdx.x];
@@ -352,8 +354,8 @@ EncodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
 }
 
 __global__ void __launch_bounds__(kThreadsPerCta)
-DecodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
-                     unsigned char* const* __restrict__ outputs) {
+    DecodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
+                         unsigned char* const* __restrict__ outputs) {
   SIMT_DYNAMIC_SHARED(int, shared);
   const PlaneJob job = jobs[blockIdx.x];
   unsigned char* const rows = outputs[blockIdx.x];
@@ -368,8 +370,8 @@ DecodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
     const float scale = __fmul_rn(a, PowerOfTwo(-p.scale_shift));
     for (int j = lane; j < p.dim; j += 32) {
       const int index = UnpackIndex(p, codes, j);
-      w[j] = index < p.num_levels ? -p.level[p.num_levels - 1 - index]
-                                  : p.level[index - p.num_levels];
+      w[j] =
+          index < p.num_levels ? -p.level[p.num_levels - 1 - index] : p.level[index - p.num_levels];
     }
     const int* v = WarpHadamard(p, w, spare, true, lane);
     for (int j = lane; j < p.dim; j += 32) {
@@ -385,7 +387,7 @@ DecodeHadamardPlanes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
 }
 
 __global__ void __launch_bounds__(kThreadsPerCta)
-EncodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
+    EncodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
   const PlaneJob job = jobs[blockIdx.x];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   bool is_bad = false;
@@ -412,8 +414,8 @@ EncodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
 }
 
 __global__ void __launch_bounds__(kThreadsPerCta)
-DecodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
-                 unsigned char* const* __restrict__ outputs) {
+    DecodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
+                     unsigned char* const* __restrict__ outputs) {
   const PlaneJob job = jobs[blockIdx.x];
   unsigned char* const rows = outputs[blockIdx.x];
   const int64_t num_values = int64_t{1} * p.num_tokens * p.dim;

@@ -1,9 +1,7 @@
-// tq4, tq3, tq2: one signed Hadamard rotation, Lloyd-Max levels for a Gaussian, one fp16 scale per
-// row.
+// tq4, tq3, tq2: a signed Hadamard rotation, Lloyd-Max levels of a Gaussian, an fp16 scale per row.
 //
-// This header is the definition of the format: a plain reference for one row and for a plane. Other
-// backends are written on their own and give the same bytes
-// (tests/kernels/codec_exactness_test.cc).
+// This header is the definition of the format: a plain reference for one row. Other backends are
+// written on their own and give the same bytes (tests/kernels/codec_exactness_test.cc).
 //
 // All sums are sums of integers: a row is scaled once to 12-bit integers, so neither the order of
 // the additions nor the width of a register changes a bit; every floating-point operation is a

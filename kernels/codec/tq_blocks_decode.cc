@@ -6,6 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/tq_blocks_decode.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/codec/blocks-inl.h"
@@ -17,6 +18,7 @@ namespace {
 #if HWY_TARGET != HWY_SCALAR
 
 constexpr size_t kB = kRowsPerBatch;
+constexpr int64_t kAheadBytes = 8192;
 
 // The two levels (or sum and difference) of each byte lane of code register `c`.
 struct LevelPair {
@@ -168,6 +170,10 @@ void DecodePlane(const TqPlane& plane, const float* means, const std::byte* byte
   const float unit = PowerOfTwo(16 - TqScaleLog2(kBits, kDim));
   for (int64_t first = 0; first < plane.num_tokens; first += kB) {
     const int64_t num_rows = std::min<int64_t>(kB, plane.num_tokens - first);
+    // Lines to be written are fetched first as well; an address that is not there does no harm.
+    for (size_t at = 0; at < kB * 2 * kDim; at += 64) {
+      hwy::Prefetch(rows + first * 2 * kDim + kAheadBytes + at);
+    }
     DecodeBatch batch;
     batch.codes = plane.codes(bytes, first);
     batch.rows = rows + first * 2 * kDim;

@@ -9,6 +9,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/tq_blocks_encode.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/codec/blocks-inl.h"
@@ -20,6 +21,9 @@ namespace {
 #if HWY_TARGET != HWY_SCALAR
 
 constexpr size_t kB = kRowsPerBatch;
+constexpr bool kHasMaskRegisters = HWY_TARGET <= HWY_AVX3;  // numbers of better targets are lower
+
+constexpr int64_t kCodesAheadBytes = 2048;
 
 // Rows that go through the steps together, so that what is done once per row is done for a whole
 // vector of rows.
@@ -202,6 +206,39 @@ struct BlockSums {
   BlockV16 max_y;  // unsigned
 };
 
+// How many thresholds |y| has reached, plus 2^15: the top bit makes the upper byte look up 0.
+template <int kBits>
+HWY_INLINE BlockV16 MagnitudeOf(BlockV16 magnitude_of_y, const BlockV16 (&thresholds)[7]) {
+  const BlockD16 d16;
+  const BlockV16 base = hn::Set(d16, static_cast<int16_t>(-32768));
+  const auto plus = [&](BlockV16 v, auto mask, int by) HWY_ATTR {
+    return hn::IfThenElse(mask, hn::Add(v, hn::Set(d16, static_cast<int16_t>(by))), v);
+  };
+  if constexpr (kBits == 4 && kHasMaskRegisters) {  // a binary search
+    const BlockV16* t = thresholds;
+    const auto from4 = hn::Gt(magnitude_of_y, t[3]);
+    const auto from2 = hn::Gt(magnitude_of_y, hn::IfThenElse(from4, t[5], t[1]));
+    const BlockV16 below4 = hn::IfThenElse(from2, t[2], t[0]);
+    const BlockV16 above4 = hn::IfThenElse(from2, t[6], t[4]);
+    const auto from1 = hn::Gt(magnitude_of_y, hn::IfThenElse(from4, above4, below4));
+    return plus(plus(hn::IfThenElse(from4, hn::Set(d16, int16_t{-32764}), base), from2, 2), from1,
+                1);
+  } else {
+    BlockV16 magnitude = base;
+    HWY_UNROLL(7)
+    for (int i = 0; i + 1 < TqTableOf(kBits).num_magnitudes; ++i) {
+      const auto reached = hn::Gt(magnitude_of_y, thresholds[i]);
+      if constexpr (kHasMaskRegisters) {
+        magnitude =
+            hn::IfThenElse(reached, hn::Set(d16, static_cast<int16_t>(-32767 + i)), magnitude);
+      } else {
+        magnitude = hn::Sub(magnitude, hn::VecFromMask(d16, reached));
+      }
+    }
+    return magnitude;
+  }
+}
+
 // Magnitude index xor sign: the stored index less 2^(bits - 1), plus 2^15. Adds to the sums.
 template <int kBits>
 HWY_INLINE BlockV16 QuantizeBlock(BlockV16 y, const BlockV16 (&thresholds)[7], BlockV8 levels,
@@ -214,17 +251,7 @@ HWY_INLINE BlockV16 QuantizeBlock(BlockV16 y, const BlockV16 (&thresholds)[7], B
   const BlockV16 magnitude_of_y = hn::Abs(y);
   sums.max_y =
       hn::BitCast(d16, hn::Max(hn::BitCast(du16, sums.max_y), hn::BitCast(du16, magnitude_of_y)));
-  // The top bit makes the upper byte look up 0.
-  BlockV16 magnitude = hn::Set(d16, static_cast<int16_t>(-32768));
-  HWY_UNROLL(7)
-  for (int i = 0; i + 1 < kTable.num_magnitudes; ++i) {
-    const auto reached = hn::Gt(magnitude_of_y, thresholds[i]);
-#if HWY_TARGET <= HWY_AVX3
-    magnitude = hn::IfThenElse(reached, hn::Set(d16, static_cast<int16_t>(-32767 + i)), magnitude);
-#else
-    magnitude = hn::Sub(magnitude, hn::VecFromMask(d16, reached));
-#endif
-  }
+  const BlockV16 magnitude = MagnitudeOf<kBits>(magnitude_of_y, thresholds);
   const BlockV16 level =
       hn::BitCast(d16, hn::TableLookupBytesOr0(levels, hn::BitCast(d8, magnitude)));
   sums.yw[0] = hn::ReorderWidenMulAccumulate(d32, magnitude_of_y, level, sums.yw[0], sums.yw[1]);
@@ -300,10 +327,11 @@ HWY_INLINE void QuantizeGroup(const int16_t* registers, const BlockV16 (&thresho
 // Steps 1 to 4 of the tile's rows. False where a value is not finite.
 template <int kDim, bool kHasMeans>
 HWY_INLINE bool RotateTile(const TqBlockInput& input, Role role, const std::byte* rows,
-                           Tile<kDim>& tile) {
+                           const std::byte* ahead, Tile<kDim>& tile) {
   const BlockD16 d16;
   const BlockD32 d32;
   for (size_t row = 0; row < kTileRows; row += kB, rows += kB * 2 * kDim) {
+    for (size_t at = 0; at < kB * 2 * kDim; at += 64) hwy::Prefetch(ahead + row * 2 * kDim + at);
     Batch<kDim> batch;
     if constexpr (kHasMeans) {
       LoadResiduals(rows, input, role, batch);
@@ -408,14 +436,19 @@ bool EncodePlane(const TqPlane& plane, const TqBlockInput& input, std::byte* byt
   for (int64_t first = 0; first < plane.num_tokens; first += kTileRows) {
     const int64_t num_rows = std::min<int64_t>(kTileRows, plane.num_tokens - first);
     const std::byte* rows = input.rows + first * kRowBytes;
+    const std::byte* ahead = input.ahead + first * kRowBytes;
     std::byte* codes = plane.codes(bytes, first);
+    // Lines to be written are fetched first as well.
+    for (int64_t at = 0; at < static_cast<int64_t>(kTileRows) * kCodeBytes; at += 64) {
+      hwy::Prefetch(codes + kCodesAheadBytes + at);
+    }
     if (num_rows < static_cast<int64_t>(kTileRows)) {  // the last tile: zero rows behind its end
       std::memset(spare_rows, 0, sizeof(spare_rows));
       std::memcpy(spare_rows, rows, num_rows * kRowBytes);
       rows = spare_rows;
       codes = spare_codes;
     }
-    if (!RotateTile<kDim, kHasMeans>(input, plane.format.role, rows, tile)) return false;
+    if (!RotateTile<kDim, kHasMeans>(input, plane.format.role, rows, ahead, tile)) return false;
     Thresholds<kBits>(tile);
     QuantizeTile<kBits>(codes, tile);
     ScaleTile<kBits>(plane.format.scale, tile, results);

@@ -2,12 +2,12 @@
 //
 // Two engines do the work of a row; each is written for Highway once and compiled per instruction
 // set.
-//   lanes   one row per SIMD lane, 32-bit integers: any dim, dtype and width. Butterflies never
-//   cross
-//           lanes, and Paley matrices are as easy as Sylvester's.
-//   blocks  one row per 128-bit block of a register, 16-bit integers: bf16 at dims 64 and 128
-//   (decode
-//           also 256), several times faster. Rows that overflow 16 bits are handed to the lanes.
+//
+// Lanes: one row per SIMD lane, 32-bit integers; any dim, dtype and width. Butterflies never cross
+// lanes, and Paley matrices are as easy as Sylvester's.
+//
+// Blocks: one row per 128-bit block of a register, 16-bit integers; bf16 at dims 64 and 128 (decode
+// also 256), several times faster. Rows that overflow 16 bits are handed to the lanes.
 #pragma once
 
 #include <cstddef>
@@ -47,9 +47,7 @@ void ClearTqPadding(const TqPlane& plane, std::byte* bytes);
 void DecodeTqPlane(const TqPlane& plane, DType dtype, const float* means, const std::byte* bytes,
                    std::byte* rows);
 
-// --- lanes
-// -----------------------------------------------------------------------------------------
-
+// Lanes.
 // x = q * 2^(exponent - kTqRowBits), |q| <= 2^11, not all 0.
 struct TqIntRow {
   const int16_t* q;  // [dim]
@@ -70,20 +68,21 @@ struct TqCodeRow {
 void DecodeTqLanes(const TqFormat& format, DType dtype, const float* means,
                    absl::Span<const TqCodeRow> rows);
 
-// --- blocks
-// ----------------------------------------------------------------------------------------
-
+// Blocks.
 bool CanEncodeTqBlocks(DType dtype, int dim);
 bool CanDecodeTqBlocks(DType dtype, int dim);
 
 // What a plane is encoded from.
 struct TqBlockInput {
-  // [num_tokens, dim] of 16 bits: bf16, or in mean form integers, x = p * 2^(exponent -
-  // kTqmPlaneBits).
+  // [num_tokens, dim] of 16 bits: bf16; in mean form integers p with
+  // x = p * 2^(exponent - kTqmPlaneBits).
   const std::byte* rows;
   // Mean form: [dim], what the decoder will add, in units of p.
   const int16_t* means = nullptr;
   int32_t exponent = 0;
+  // What will be read next, as far as one can guess: the memory behind the plane's rows. Fetched
+  // ahead, never read; an address that is not there does no harm.
+  const std::byte* ahead = nullptr;
 };
 
 // Rows that overflow 16 bits are appended to `left`; what is written for them is of no use. False

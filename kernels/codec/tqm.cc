@@ -276,7 +276,8 @@ EncodeResult EncodeTqmHighway(const TqFormat& format, const PlaneShape& shape,
   }
   const TqBlockInput input{.rows = reinterpret_cast<const std::byte*>(p.get()),
                            .means = means.data(),
-                           .exponent = range.exponent};
+                           .exponent = range.exponent,
+                           .ahead = rows + DTypeBytes(shape.dtype, num_values)};
   std::vector<int32_t> row_idx;
   if (CanEncodeTqBlocks(shape.dtype, dim)) {
     if (!EncodeTqBlocks(plane, input, bytes, row_idx)) return EncodeResult::kKeepRaw;

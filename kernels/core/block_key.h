@@ -33,7 +33,8 @@ struct KeyContext {
 // "kvstow.chain.1", fingerprint, tenant, lora_digest, number of multimodal digests, each of them.
 BlockKey RootKey(const KeyContext& context);
 
-// SHA-256 over the length-prefixed fields "kvstow.block.1", parent, token ids (little-endian int32).
+// SHA-256 over the length-prefixed fields "kvstow.block.1", parent, token ids (little-endian
+// int32).
 BlockKey ChildKey(const BlockKey& parent, absl::Span<const int32_t> block_tokens);
 
 // SHA-256 over "kvstow.engine_block.1", RootKey(context), the engine's block hash: for engines that

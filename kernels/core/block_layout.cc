@@ -16,8 +16,11 @@ absl::StatusOr<BlockLayout> BlockLayout::Create(const ModelSpec& spec) {
         const int32_t dim = role == Role::kKey ? group.k_dim : group.v_dim;
         if (dim == 0) continue;
         for (int32_t head = 0; head < group.num_kv_heads; ++head) {
-          PlaneInfo plane{.layer_idx = group.first_layer + i, .role = role, .head_idx = head,
-                          .dim = dim, .row_offset = layout.block_bytes_};
+          PlaneInfo plane{.layer_idx = group.first_layer + i,
+                          .role = role,
+                          .head_idx = head,
+                          .dim = dim,
+                          .row_offset = layout.block_bytes_};
           plane.row_bytes = DTypeBytes(spec.kv_dtype, int64_t{dim} * spec.tokens_per_block);
           layout.block_bytes_ += plane.row_bytes;
           layout.planes_.push_back(plane);

@@ -22,10 +22,10 @@ enum class Role : uint8_t { kKey = 0, kValue = 1 };
 struct PlaneInfo {
   int32_t layer_idx = 0;
   Role role = Role::kKey;
-  int32_t head_idx = 0;   // KV head
-  int32_t dim = 0;        // values per row
-  int64_t row_offset = 0; // bytes from the start of the row form
-  int64_t row_bytes = 0;  // bytes of the whole plane in row form
+  int32_t head_idx = 0;    // KV head
+  int32_t dim = 0;         // values per row
+  int64_t row_offset = 0;  // bytes from the start of the row form
+  int64_t row_bytes = 0;   // bytes of the whole plane in row form
 };
 
 class BlockLayout {

@@ -7,12 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define KVSTOW_CHECK(condition)                                                             \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                        \
-      std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);    \
-      std::abort();                                                                         \
-    }                                                                                       \
+#define KVSTOW_CHECK(condition)                                                          \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]] {                                                     \
+      std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (false)
 
 #ifdef NDEBUG

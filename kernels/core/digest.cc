@@ -51,8 +51,8 @@ absl::StatusOr<Digest> Digest::FromHex(std::string_view hex) {
 absl::StatusOr<Digest> Digest::FromBytes(std::string_view raw, std::string_view field) {
   Digest digest;
   if (raw.size() != digest.bytes.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", raw.size(),
-                                                   " bytes, want ", digest.bytes.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(field), " is ", raw.size(), " bytes, want ", digest.bytes.size()));
   }
   std::memcpy(digest.bytes.data(), raw.data(), raw.size());
   return digest;

@@ -83,7 +83,8 @@ float F16ToFloat(uint16_t bits) {
   const uint32_t exponent = (bits >> 10) & 0x1fu;
   const uint32_t fraction = bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
   // Zero or subnormal: fraction * 2^-24 is exact in fp32.
   const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
@@ -93,7 +94,8 @@ uint16_t FloatToF16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u | static_cast<uint16_t>((magnitude >> 13) & 0x1ffu);
+  if (magnitude > 0x7f800000u)
+    return sign | 0x7e00u | static_cast<uint16_t>((magnitude >> 13) & 0x1ffu);
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and up
   if (magnitude < 0x38800000u) {
     // Below 2^-14. Adding 0.5 puts the last kept bit, 2^-24, in the lowest place of the sum, so

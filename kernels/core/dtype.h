@@ -14,11 +14,11 @@ enum class DType : uint8_t {
   kBf16 = 1,
   kF16 = 2,
   kF32 = 3,
-  kF8E4M3 = 4,   // already quantized: passed through, never quantized again
-  kF8E5M2 = 5,   // already quantized
-  kInt8 = 6,     // already quantized
-  kNvfp4 = 7,    // already quantized; a row's bytes are the engine's own packing
-  kOpaque = 8,   // bytes of an engine's own record; dims count bytes
+  kF8E4M3 = 4,  // already quantized: passed through, never quantized again
+  kF8E5M2 = 5,  // already quantized
+  kInt8 = 6,    // already quantized
+  kNvfp4 = 7,   // already quantized; a row's bytes are the engine's own packing
+  kOpaque = 8,  // bytes of an engine's own record; dims count bytes
 };
 
 // "bf16", "f16", "f32", "f8_e4m3", "f8_e5m2", "int8", "nvfp4", "opaque".

@@ -84,7 +84,8 @@ absl::Status CheckGroupShape(const LayerGroup& group, const std::string& at) {
       CheckRange(absl::StrCat(at, ".num_layers"), group.num_layers, 1, ModelSpec::kMaxLayers));
   KVSTOW_RETURN_IF_ERROR(
       CheckRange(absl::StrCat(at, ".num_kv_heads"), group.num_kv_heads, 1, ModelSpec::kMaxKvHeads));
-  KVSTOW_RETURN_IF_ERROR(CheckRange(absl::StrCat(at, ".k_dim"), group.k_dim, 1, ModelSpec::kMaxDim));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckRange(absl::StrCat(at, ".k_dim"), group.k_dim, 1, ModelSpec::kMaxDim));
   switch (group.kind) {
     case LayerKind::kFull:
     case LayerKind::kSliding:
@@ -151,10 +152,10 @@ absl::Status ModelSpec::Validate() const {
     const std::string at = absl::StrCat("groups[", i, "]");
     KVSTOW_RETURN_IF_ERROR(CheckGroupShape(group, at));
     if (group.first_layer != next_layer) {
-      return BadField(absl::StrCat(at, ".first_layer"), absl::StrCat(group.first_layer),
-                      absl::StrCat(next_layer, group.first_layer < next_layer
-                                                   ? ": layers overlap"
-                                                   : ": layers are missing"));
+      return BadField(
+          absl::StrCat(at, ".first_layer"), absl::StrCat(group.first_layer),
+          absl::StrCat(next_layer, group.first_layer < next_layer ? ": layers overlap"
+                                                                  : ": layers are missing"));
     }
     next_layer += group.num_layers;
     KVSTOW_RETURN_IF_ERROR(CheckRange("number of layers", next_layer, 1, kMaxLayers));

@@ -56,14 +56,14 @@ struct ModelSpec {
   static constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;
   static constexpr int kMaxTextBytes = 1024;  // of name, weights, tokenizer, rope
 
-  std::string name;       // for people; part of the fingerprint all the same
-  std::string weights;    // digest or revision of the weights
+  std::string name;     // for people; part of the fingerprint all the same
+  std::string weights;  // digest or revision of the weights
   DType kv_dtype = DType::kBf16;
   std::vector<LayerGroup> groups;  // cover layers 0..n-1, each once, in ascending order
-  std::string rope;       // canonical text of the RoPE parameters, for example "base=100000,half"
-  bool keys_are_rotated = true;    // keys are stored after RoPE
-  int32_t tokens_per_block = 64;   // a multiple of 32
-  std::string tokenizer;  // digest of the tokenizer
+  std::string rope;  // canonical text of the RoPE parameters, for example "base=100000,half"
+  bool keys_are_rotated = true;   // keys are stored after RoPE
+  int32_t tokens_per_block = 64;  // a multiple of 32
+  std::string tokenizer;          // digest of the tokenizer
 
   bool operator==(const ModelSpec&) const = default;
 

@@ -39,12 +39,12 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Releases `mutex`, waits for a signal or `timeout`, takes it again. Wakes without cause too: test
-  // the condition in a loop. False on time-out.
+  // Releases `mutex`, waits for a signal or `timeout`, takes it again. Wakes without cause too:
+  // test the condition in a loop. False on time-out.
   bool WaitFor(Mutex* mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    const bool signalled = condition_.wait_for(lock, absl::ToChronoNanoseconds(timeout)) ==
-                           std::cv_status::no_timeout;
+    const bool signalled =
+        condition_.wait_for(lock, absl::ToChronoNanoseconds(timeout)) == std::cv_status::no_timeout;
     lock.release();
     return signalled;
   }

@@ -13,11 +13,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define KVSTOW_RETURN_IF_ERROR(expr)                                  \
-  do {                                                                \
-    if (absl::Status kvstow_status = (expr); !kvstow_status.ok()) {   \
-      return kvstow_status;                                           \
-    }                                                                 \
+#define KVSTOW_RETURN_IF_ERROR(expr)                                \
+  do {                                                              \
+    if (absl::Status kvstow_status = (expr); !kvstow_status.ok()) { \
+      return kvstow_status;                                         \
+    }                                                               \
   } while (false)
 
 #define KVSTOW_ASSIGN_OR_RETURN(lhs, expr) \

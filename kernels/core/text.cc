@@ -54,11 +54,12 @@ absl::StatusOr<int64_t> ParseBytes(std::string_view text) {
   const std::string number = trimmed.substr(0, unit_idx);
   const std::string unit(absl::StripAsciiWhitespace(trimmed.substr(unit_idx)));
   double value = 0;
-  const auto* found = std::find_if(kUnits.begin(), kUnits.end(),
-                                   [&](const Unit& u) { return u.name == unit; });
+  const auto* found =
+      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return u.name == unit; });
   if (number.empty() || found == kUnits.end() || !absl::SimpleAtod(number, &value)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "size \"", trimmed, "\" is not a number with a unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("size \"", trimmed,
+                     "\" is not a number with a unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"));
   }
   const double bytes = value * found->bytes;
   if (!(bytes < 9e18)) {
@@ -96,7 +97,8 @@ std::string NearestName(std::string_view name, const std::vector<std::string>& c
   int best_distance = std::numeric_limits<int>::max();
   for (const std::string& candidate : candidates) {
     const int distance = EditDistance(name, candidate);
-    const int allowed = std::max<int>(2, static_cast<int>(std::max(name.size(), candidate.size()) / 3));
+    const int allowed =
+        std::max<int>(2, static_cast<int>(std::max(name.size(), candidate.size()) / 3));
     if (distance <= allowed && distance < best_distance) {
       best = candidate;
       best_distance = distance;

@@ -8,8 +8,8 @@ void GatherPlane(const BlockLayout& layout, int32_t plane_idx, const RowsView& r
                  int64_t first_token, std::byte* plane) {
   const PlaneInfo& info = layout.plane(plane_idx);
   const int64_t row_bytes = info.row_bytes / layout.tokens_per_block();
-  const std::byte* from = rows.data + first_token * rows.token_stride_bytes +
-                          info.head_idx * rows.head_stride_bytes;
+  const std::byte* from =
+      rows.data + first_token * rows.token_stride_bytes + info.head_idx * rows.head_stride_bytes;
   if (rows.token_stride_bytes == row_bytes) {
     std::memcpy(plane, from, info.row_bytes);
     return;
@@ -23,8 +23,8 @@ void ScatterPlane(const BlockLayout& layout, int32_t plane_idx, const std::byte*
                   int64_t first_token, const RowsView& rows) {
   const PlaneInfo& info = layout.plane(plane_idx);
   const int64_t row_bytes = info.row_bytes / layout.tokens_per_block();
-  std::byte* to = rows.data + first_token * rows.token_stride_bytes +
-                  info.head_idx * rows.head_stride_bytes;
+  std::byte* to =
+      rows.data + first_token * rows.token_stride_bytes + info.head_idx * rows.head_stride_bytes;
   if (rows.token_stride_bytes == row_bytes) {
     std::memcpy(to, plane, info.row_bytes);
     return;

@@ -83,21 +83,23 @@ grpc::Status FakeService::Reserve(grpc::ServerContext*, const v1::ReserveRequest
 
 grpc::Status FakeService::Put(grpc::ServerContext* context,
                               grpc::ServerReader<v1::PutFrame>* reader, v1::PutResponse* response) {
-  const int call = num_puts++;
+  int call = 0;
+  {
+    MutexLock lock(&mutex_);
+    call = num_puts++;
+  }
   if (hooks.put_start) {
     if (const grpc::Status status = hooks.put_start(context, call); !status.ok()) return status;
   }
   std::map<uint64_t, absl::Status> results;
   v1::PutFrame frame;
   for (int num_frames = 0; reader->Read(&frame); ++num_frames) {
-    put_frame_units.push_back({frame.first_unit(), static_cast<uint32_t>(frame.unit_xxh3_size())});
-    put_payload_bytes.push_back(static_cast<int64_t>(frame.payload().size()));
     if (hooks.put_frame) hooks.put_frame(frame, call);
     const absl::Status status = TakeFrame(frame);
     absl::Status& result = results.emplace(frame.ticket(), absl::OkStatus()).first->second;
     if (result.ok()) result = status;
     if (!hooks.put_after_frame) continue;
-    const grpc::Status after = hooks.put_after_frame(context, num_frames);
+    const grpc::Status after = hooks.put_after_frame(context, call, num_frames);
     if (!after.ok()) return after;
   }
   for (const auto& [ticket, status] : results) {
@@ -209,6 +211,8 @@ std::vector<v1::GetFrame> FakeService::FramesOf(const std::string& key, uint32_t
 }
 
 absl::Status FakeService::TakeFrame(const v1::PutFrame& frame) {
+  MutexLock lock(&mutex_);
+  put_payload_bytes.push_back(static_cast<int64_t>(frame.payload().size()));
   const auto found = tickets.find(frame.ticket());
   if (found == tickets.end()) return absl::NotFoundError("unknown ticket");
   FakeBlock& block = found->second.second;

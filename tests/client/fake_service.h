@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/core/block_layout.h"
+#include "kernels/core/mutex.h"
 #include "kvstow/v1/control.grpc.pb.h"
 #include "kvstow/v1/data.grpc.pb.h"
 #include "kvstow/v1/model.grpc.pb.h"
@@ -40,7 +41,7 @@ class FakeService final : public v1::Models::Service,
     std::function<absl::Status(const v1::ReserveBlock&)> reserve;  // per block
     std::function<grpc::Status(grpc::ServerContext*, int call)> put_start;
     std::function<void(v1::PutFrame&, int call)> put_frame;  // damage on the way in
-    std::function<grpc::Status(grpc::ServerContext*, int frame)> put_after_frame;
+    std::function<grpc::Status(grpc::ServerContext*, int call, int frame)> put_after_frame;
     std::function<absl::Status(uint64_t ticket)> seal;  // per ticket
     // Each frame of a Get before it is sent; false drops it.
     std::function<bool(v1::GetFrame&, int frame)> get_frame;
@@ -53,7 +54,6 @@ class FakeService final : public v1::Models::Service,
 
   // --- what happened ---
   std::vector<v1::ReserveRequest> reserves;
-  std::vector<std::vector<uint32_t>> put_frame_units;  // first unit and number of units of each
   std::vector<int64_t> put_payload_bytes;
   std::vector<v1::SealRequest> seals;
   std::vector<uint64_t> aborted;
@@ -95,6 +95,7 @@ class FakeService final : public v1::Models::Service,
   static void Encode(const BlockLayout& layout, const PlaneInfo& plane, const std::string& codec,
                      FakeUnit& unit);
 
+  Mutex mutex_;  // streams of one Put come at once
   uint64_t next_ticket_ = 1000;
 };
 

@@ -278,12 +278,12 @@ TEST_F(KvClientTest, AGetThatTricklesEndsByItsDeadline) {
   const PutSummary put = PutAll();
   UseTimeouts(kLate, kShort);
   service_.units_per_get_frame = 1;
-  service_.hooks.get_after_frame = [](grpc::ServerContext*, int) {
+  service_.hooks.get_after_frame = [](grpc::ServerContext* context, int) {
     Mutex mutex;
     CondVar never;
     MutexLock lock(&mutex);
     never.WaitFor(&mutex, absl::Milliseconds(60));
-    return grpc::Status::OK;
+    return context->IsCancelled() ? grpc::Status::CANCELLED : grpc::Status::OK;
   };
   const absl::Time start = absl::Now();
   const absl::StatusOr<GetSummary> got = client_->Get(model_, put.keys, target_->layers);

@@ -59,6 +59,16 @@ struct EngineMemory {
       }
     }
   }
+  // Any bytes, fast.
+  void FillBytes(uint64_t seed) {
+    Rng rng(seed);
+    for (std::vector<std::byte>& plane : memory) {
+      for (size_t i = 0; i + 8 <= plane.size(); i += 8) {
+        const uint64_t bits = rng.Next();
+        std::memcpy(&plane[i], &bits, 8);
+      }
+    }
+  }
   std::vector<std::vector<std::byte>> memory;  // K and V of each layer
   std::vector<LayerRows> layers;
 };

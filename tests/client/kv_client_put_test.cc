@@ -81,6 +81,88 @@ TEST_F(KvClientTest, LongPromptsAreReservedInBatches) {
   EXPECT_EQ(service_.seals[0].tickets_size(), 4096);
 }
 
+// Blocks of 2 MiB, 20 of them: enough for a second stream.
+class KvClientStreamsTest : public KvClientTest {
+ protected:
+  void SetUp() override {
+    KvClientTest::SetUp();
+    ModelSpec spec = ToySpec();
+    spec.groups = {{0, 16, LayerKind::kFull, 8, 128, 128}};
+    big_ = *client_->RegisterModel(spec);
+    memory_ = std::make_unique<EngineMemory>(*big_.layout, kNumBlocks * kTokensPerBlock);
+    memory_->FillBytes(5);
+    tokens_ = Tokens(kNumBlocks * kTokensPerBlock);
+    service_.units_per_get_frame = 64;
+  }
+  PutRequest BigRequest() {
+    return {.tokens = tokens_, .layers = memory_->layers, .codec = *ParseCodecChoice("raw")};
+  }
+  static constexpr int32_t kNumBlocks = 20;
+  Model big_;
+  std::unique_ptr<EngineMemory> memory_;
+};
+
+TEST_F(KvClientStreamsTest, MuchKvIsSentAndFetchedOverSeveralStreams) {
+  const absl::StatusOr<PutSummary> put = client_->Put(big_, BigRequest());
+  ASSERT_TRUE(put.ok()) << put.status();
+  EXPECT_EQ(put->num_stored, kNumBlocks);
+  EXPECT_EQ(put->sent_bytes, kNumBlocks * big_.layout->block_bytes());
+  EXPECT_EQ(service_.num_puts, 2);
+  EngineMemory back(*big_.layout, kNumBlocks * kTokensPerBlock);
+  const absl::StatusOr<GetSummary> got = client_->Get(big_, put->keys, back.layers);
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->num_leading, kNumBlocks);
+  EXPECT_EQ(got->received_bytes, put->sent_bytes);
+  EXPECT_TRUE(back.memory == memory_->memory);
+}
+
+TEST_F(KvClientStreamsTest, BlocksAreNamedByTheirPlaceInTheWholeRequest) {
+  const absl::StatusOr<PutSummary> put = client_->Put(big_, BigRequest());
+  ASSERT_TRUE(put.ok()) << put.status();
+  service_.hooks.get_frame = [&](v1::GetFrame& frame, int) {
+    if (frame.key() == put->keys[15].AsStringView()) frame.mutable_payload()->at(0) ^= 1;
+    return true;
+  };
+  service_.blocks.erase(std::string(put->keys[17].AsStringView()));
+  EngineMemory back(*big_.layout, kNumBlocks * kTokensPerBlock);
+  const absl::StatusOr<GetSummary> got = client_->Get(big_, put->keys, back.layers);
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->num_leading, 15);
+  EXPECT_EQ(got->blocks[15], absl::DataLossError("block 15: unit 0: its checksum differs"));
+  EXPECT_EQ(got->blocks[17], absl::NotFoundError("block 17: not stored"));
+  EXPECT_TRUE(IsUntouched(back, 15 * kTokensPerBlock, kTokensPerBlock));
+  EXPECT_TRUE(IsUntouched(back, 17 * kTokensPerBlock, kTokensPerBlock));
+  for (const int block : {0, 14, 16, 18, 19}) {
+    EXPECT_TRUE(TokensOf(back, block * kTokensPerBlock, kTokensPerBlock) ==
+                TokensOf(*memory_, block * kTokensPerBlock, kTokensPerBlock))
+        << block;
+  }
+  EXPECT_EQ(service_.verified, std::vector<std::string>{std::string(put->keys[15].AsStringView())});
+}
+
+TEST_F(KvClientStreamsTest, OneStreamOfSeveralMayBeShedOrCut) {
+  service_.hooks.put_start = [](grpc::ServerContext*, int call) {
+    return call == 0 ? grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "64 of 64 calls")
+                     : grpc::Status::OK;
+  };
+  const absl::StatusOr<PutSummary> put = client_->Put(big_, BigRequest());
+  ASSERT_TRUE(put.ok()) << put.status();
+  // The shed half is asked for again after the other half is sealed.
+  EXPECT_EQ(put->num_stored, kNumBlocks);
+  EXPECT_EQ(put->num_refused, 0);
+  service_.hooks.get_after_frame = [&](grpc::ServerContext*, int frame) {
+    return frame == 25 ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone") : grpc::Status::OK;
+  };
+  EngineMemory back(*big_.layout, kNumBlocks * kTokensPerBlock);
+  const absl::StatusOr<GetSummary> got = client_->Get(big_, put->keys, back.layers);
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->num_leading, 6);  // four frames a block: each stream was cut in its seventh
+  EXPECT_TRUE(absl::IsUnavailable(got->blocks[6]));
+  EXPECT_TRUE(got->blocks[15].ok());
+  EXPECT_TRUE(absl::IsUnavailable(got->blocks[16]));
+  EXPECT_TRUE(IsUntouched(back, 6 * kTokensPerBlock, 4 * kTokensPerBlock));
+}
+
 // --- refusals and repeats of Put ---
 
 TEST_F(KvClientTest, ADamagedFrameIsSentOnceMore) {
@@ -113,6 +195,18 @@ TEST_F(KvClientTest, ADroppedStreamIsSentOnceMore) {
   };
   EXPECT_EQ(PutAll().num_stored, 3);
   EXPECT_EQ(service_.num_puts, 2);
+}
+
+TEST_F(KvClientTest, AStreamDroppedHalfwayIsSentOnceMore) {
+  service_.hooks.put_after_frame = [](grpc::ServerContext*, int call, int frame) {
+    return call == 0 && frame == 1 ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone")
+                                   : grpc::Status::OK;
+  };
+  const PutSummary put = PutAll();
+  EXPECT_EQ(put.num_stored, 3);
+  EXPECT_EQ(service_.num_puts, 2);
+  ASSERT_EQ(client_->Get(model_, put.keys, target_->layers)->num_leading, 3);
+  for (int32_t i = 0; i < 3; ++i) ExpectBlock(i);
 }
 
 TEST_F(KvClientTest, AStreamDroppedTwiceIsAnError) {

@@ -19,16 +19,16 @@ std::string DaemonBinary() { return KVSTOW_DAEMON_BINARY; }
 std::string CliBinary() { return KVSTOW_CLI_BINARY; }
 
 std::vector<std::string> DaemonFlags(const TempFolder& folder, const DaemonOptions& options) {
-  std::vector<std::string> flags = {
-      "--listen.unix_socket=" + folder.path() + "/kvstow.sock",
-      "--listen.tcp=", "--dram.capacity=" + options.dram,
-      options.with_metrics ? "--metrics.address=127.0.0.1:0" : "--metrics.address="};
-  if (options.nvme.empty()) {
-    flags.push_back("--nvme.path=");
-  } else {
+  std::vector<std::string> flags = {"--listen.unix_socket=" + folder.path() + "/kvstow.sock",
+                                    "--dram.capacity=" + options.dram,
+                                    // A client that makes no call does not see the end coming; the
+                                    // drain waits for it in vain.
+                                    "--drain_timeout=" + options.drain_timeout};
+  if (!options.nvme.empty()) {
     flags.push_back("--nvme.path=" + folder.path() + "/nvme");
     flags.push_back("--nvme.capacity=" + options.nvme);
   }
+  if (options.with_metrics) flags.emplace_back("--metrics.address=127.0.0.1:0");
   flags.insert(flags.end(), options.extra_flags.begin(), options.extra_flags.end());
   return flags;
 }

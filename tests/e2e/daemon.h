@@ -26,8 +26,9 @@ namespace kvstow::testing {
 
 struct DaemonOptions {
   std::string dram = "64MiB";
-  std::string nvme;                      // capacity; empty for no disk tier
-  bool with_metrics = false;             // on a free port
+  std::string nvme;           // capacity; empty for no disk tier
+  bool with_metrics = false;  // on a free port
+  std::string drain_timeout = "1s";
   std::vector<std::string> extra_flags;  // "--tickets.write_deadline=1s"
 };
 

@@ -56,6 +56,7 @@ die() {
 
 start_daemon() {
   local waited
+  : > "$folder/daemon.log"  # before the start, or the wait below would read the last one's
   "$daemon" --listen.unix_socket="$folder/kvstow.sock" --listen.tcp= --metrics.address= \
     --dram.capacity=64MiB --nvme.path="$folder/nvme" --nvme.capacity=2GiB \
     > "$folder/daemon.log" 2>&1 < /dev/null &

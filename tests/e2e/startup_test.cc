@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/daemon.h"
+#include "tests/e2e/kv_data.h"
 #include "tests/e2e/process.h"
 
 namespace kvstow::testing {
@@ -85,9 +86,7 @@ TEST(Startup, ConfigurationFileAndFlagsTogetherServe) {
   const std::string path = folder.path() + "/server.textproto";
   std::ofstream(path) << "dram { capacity: \"1GiB\" }\n"
                       << "nvme { path: \"" << folder.path() << "/nvme\" capacity: \"128MiB\" }\n";
-  Daemon daemon(folder,
-                {.dram = "32MiB",
-                 .extra_flags = {"--config=" + path, "--nvme.path=" + folder.path() + "/nvme"}});
+  Daemon daemon(folder, {.dram = "32MiB", .extra_flags = {"--config=" + path}});
   ASSERT_TRUE(daemon.Start()) << daemon.log();
   const v1::StatResponse stat = daemon.Stat();
   EXPECT_EQ(TierOf(stat, "dram").capacity_bytes(), 32u << 20) << "the flag wins over the file";
@@ -145,14 +144,7 @@ TEST(Startup, SecondDaemonOnTheSameSocketDoesNotTakeItAway) {
   EXPECT_FALSE(second.Start());
   EXPECT_THAT(second.log(), HasSubstr("kvstow.sock"));
   const auto client = first.NewClient();
-  EXPECT_TRUE(client
-                  ->RegisterModel({.name = "m",
-                                   .groups = {{.num_layers = 1,
-                                               .kind = LayerKind::kFull,
-                                               .num_kv_heads = 1,
-                                               .k_dim = 64,
-                                               .v_dim = 64}}})
-                  .ok());
+  EXPECT_TRUE(client->RegisterModel(SmallModel()).ok());
 }
 
 TEST(Startup, SocketLeftByAKilledDaemonIsTakenOver) {

@@ -29,8 +29,9 @@ class RunningDaemon : public ::testing::Test {
 
   void Restart() {
     ASSERT_TRUE(daemon_->Start()) << daemon_->log();
-    const absl::StatusOr<Model> registered = client_->RegisterModel(model_.spec);
-    ASSERT_TRUE(registered.ok()) << registered.status();
+    // The first call may find the connection of the daemon that was killed.
+    ASSERT_TRUE(
+        Eventually([&] { return client_->RegisterModel(model_.spec).ok(); }, absl::Seconds(20)));
   }
 
   std::vector<BlockKey> KeysOf(const KvData& kv, KeyContext context = {}) const {

@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/device_codec.h"
 #include "kernels/codec/simd.h"
 #include "kernels/codec/tqm.h"
 #include "tests/kernels/plane_rows.h"
@@ -78,6 +79,13 @@ bool CheckPlane(const Codec& codec, const PlaneShape& shape, const std::vector<s
       EXPECT_TRUE(got.rows == want.rows) << codec.name << " " << target << " decode " << what;
     }
     ForceSimdTarget("");
+  }
+  for (const CodecBackend& backend : DeviceBackends(codec.id)) {
+    if (!backend.supported()) continue;  // no GPU: the emulated kernels are compared in tests/simt
+    const Coded got = RoundTrip(codec, backend, shape, rows);
+    EXPECT_EQ(got.result, want.result) << codec.name << " " << backend.name << " " << what;
+    EXPECT_TRUE(got.plane == want.plane) << codec.name << " " << backend.name << " encode " << what;
+    EXPECT_TRUE(got.rows == want.rows) << codec.name << " " << backend.name << " decode " << what;
   }
   return want.result == EncodeResult::kEncoded;
 }

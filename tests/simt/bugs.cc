@@ -1,18 +1,25 @@
 // Kernels with one planted mistake each.
-#include <vector>
-#include "simt.h"
 #include "bugs.h"
+
+#include <vector>
+
+#include "simt.h"
 namespace {
 using simt::launch;
 constexpr int N = 128;
 struct Io {
   std::vector<unsigned> in, out;
   simt::Buffer bi, bo;
-  explicit Io(std::size_t n = N) : in(n), out(n, 0xeeeeeeee), bi(in.data(), n * 4, "in", true), bo(out.data(), n * 4, "out", false) {
+  explicit Io(std::size_t n = N)
+      : in(n),
+        out(n, 0xeeeeeeee),
+        bi(in.data(), n * 4, "in", true),
+        bo(out.data(), n * 4, "out", false) {
     for (std::size_t i = 0; i < n; ++i) in[i] = static_cast<unsigned>(i * 2654435761u);
   }
 };
-template <class F> bool same(const std::vector<unsigned>& out, F want) {
+template <class F>
+bool same(const std::vector<unsigned>& out, F want) {
   for (std::size_t i = 0; i < out.size(); ++i)
     if (out[i] != want(i)) return false;
   return true;
@@ -168,35 +175,154 @@ __global__ void partial_syncwarp(const unsigned* in, unsigned* out) {
   out[t] = s[t ^ 16];
 }
 
-#define RUN(K, ...) launch(K, 1, N, 0, nullptr __VA_OPT__(,) __VA_ARGS__)
+#define RUN(K, ...) launch(K, 1, N, 0, nullptr __VA_OPT__(, ) __VA_ARGS__)
 }  // namespace
 
 const std::vector<Bug>& bugs() {
   static const std::vector<Bug> b = {
-      {"(correct kernel)", [] { Io i; RUN(ok, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[N - 1 - t]; }); }},
-      {"(correct atomic counter)", [] { Io i(1); i.in[0] = 0; launch(counter_atomic, 4, N, 0, nullptr, i.in.data()); return i.in[0] == 4 * N; }},
-      {"missing __syncthreads", [] { Io i; RUN(missing_sync, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[N - 1 - t]; }); }},
-      {"same, plain __shared__", [] { Io i; RUN(missing_sync_plain, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[N - 1 - t]; }); }},
-      {"same, lane order hides it", [] { Io i; RUN(missing_sync_down, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[(t + N - 1) % N]; }); }},
-      {"missing __syncwarp", [] { Io i; RUN(missing_syncwarp, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t ^ 1]; }); }},
-      {"__syncwarp with too small mask", [] { Io i; RUN(partial_syncwarp, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t ^ 16]; }); }},
-      {"missing second barrier in loop", [] { Io i; RUN(missing_second_sync, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[(t + 80) % N]; }); }},
-      {"shuffle used as memory barrier", [] { Io i; RUN(shuffle_as_barrier, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t ^ 1]; }); }},
-      {"barrier in divergent branch", [] { Io i; RUN(divergent_barrier, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t]; }); }},
-      {"two different barriers", [] { Io i; RUN(two_barriers, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[N - 1 - t]; }); }},
-      {"return before barrier", [] { Io i; RUN(early_return, i.in.data(), i.out.data(), 100); i.out.resize(100); return same(i.out, [&](int t) { return i.in[99 - t]; }); }},
-      {"shuffle in divergent branch", [] { Io i; RUN(divergent_shuffle, i.in.data(), i.out.data()); return true; }},
-      {"shuffle reads inactive lane", [] { Io i; RUN(inactive_lane, i.in.data(), i.out.data()); return true; }},
-      {"caller not in mask", [] { Io i; RUN(not_in_mask, i.in.data(), i.out.data()); return true; }},
-      {"static shared overrun", [] { Io i; RUN(shared_overrun, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t]; }); }},
-      {"dynamic shared overrun", [] { Io i; launch(dynamic_overrun, 1, N, (N - 1) * 4, nullptr, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[N - 1 - t]; }); }},
-      {"global overrun", [] { Io i; launch(global_overrun, 2, N, 0, nullptr, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t]; }); }},
-      {"uninitialised shared, harmless", [] { Io i; RUN(uninitialised, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return t == 77 ? 0u : i.in[t]; }); }},
-      {"uninitialised shared, used", [] { Io i; RUN(uninitialised_used, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[t]; }); }},
-      {"counter without atomic", [] { Io i(1); i.in[0] = 0; launch(counter, 4, N, 0, nullptr, i.in.data()); return i.in[0] == 4 * N; }},
-      {"blocks write the same word", [] { Io i; launch(block_race, 4, N, 0, nullptr, i.out.data()); return i.out[0] == 3; }},
-      {"misaligned uint4 load", [] { Io i; RUN(misaligned, i.in.data(), i.out.data()); return same(i.out, [&](int t) { return i.in[1 + 4 * (t % 16)]; }); }},
-      {"float atomicAdd order", [] {
+      {"(correct kernel)",
+       [] {
+         Io i;
+         RUN(ok, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[N - 1 - t]; });
+       }},
+      {"(correct atomic counter)",
+       [] {
+         Io i(1);
+         i.in[0] = 0;
+         launch(counter_atomic, 4, N, 0, nullptr, i.in.data());
+         return i.in[0] == 4 * N;
+       }},
+      {"missing __syncthreads",
+       [] {
+         Io i;
+         RUN(missing_sync, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[N - 1 - t]; });
+       }},
+      {"same, plain __shared__",
+       [] {
+         Io i;
+         RUN(missing_sync_plain, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[N - 1 - t]; });
+       }},
+      {"same, lane order hides it",
+       [] {
+         Io i;
+         RUN(missing_sync_down, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[(t + N - 1) % N]; });
+       }},
+      {"missing __syncwarp",
+       [] {
+         Io i;
+         RUN(missing_syncwarp, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t ^ 1]; });
+       }},
+      {"__syncwarp with too small mask",
+       [] {
+         Io i;
+         RUN(partial_syncwarp, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t ^ 16]; });
+       }},
+      {"missing second barrier in loop",
+       [] {
+         Io i;
+         RUN(missing_second_sync, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[(t + 80) % N]; });
+       }},
+      {"shuffle used as memory barrier",
+       [] {
+         Io i;
+         RUN(shuffle_as_barrier, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t ^ 1]; });
+       }},
+      {"barrier in divergent branch",
+       [] {
+         Io i;
+         RUN(divergent_barrier, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t]; });
+       }},
+      {"two different barriers",
+       [] {
+         Io i;
+         RUN(two_barriers, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[N - 1 - t]; });
+       }},
+      {"return before barrier",
+       [] {
+         Io i;
+         RUN(early_return, i.in.data(), i.out.data(), 100);
+         i.out.resize(100);
+         return same(i.out, [&](int t) { return i.in[99 - t]; });
+       }},
+      {"shuffle in divergent branch",
+       [] {
+         Io i;
+         RUN(divergent_shuffle, i.in.data(), i.out.data());
+         return true;
+       }},
+      {"shuffle reads inactive lane",
+       [] {
+         Io i;
+         RUN(inactive_lane, i.in.data(), i.out.data());
+         return true;
+       }},
+      {"caller not in mask",
+       [] {
+         Io i;
+         RUN(not_in_mask, i.in.data(), i.out.data());
+         return true;
+       }},
+      {"static shared overrun",
+       [] {
+         Io i;
+         RUN(shared_overrun, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t]; });
+       }},
+      {"dynamic shared overrun",
+       [] {
+         Io i;
+         launch(dynamic_overrun, 1, N, (N - 1) * 4, nullptr, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[N - 1 - t]; });
+       }},
+      {"global overrun",
+       [] {
+         Io i;
+         launch(global_overrun, 2, N, 0, nullptr, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t]; });
+       }},
+      {"uninitialised shared, harmless",
+       [] {
+         Io i;
+         RUN(uninitialised, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return t == 77 ? 0u : i.in[t]; });
+       }},
+      {"uninitialised shared, used",
+       [] {
+         Io i;
+         RUN(uninitialised_used, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[t]; });
+       }},
+      {"counter without atomic",
+       [] {
+         Io i(1);
+         i.in[0] = 0;
+         launch(counter, 4, N, 0, nullptr, i.in.data());
+         return i.in[0] == 4 * N;
+       }},
+      {"blocks write the same word",
+       [] {
+         Io i;
+         launch(block_race, 4, N, 0, nullptr, i.out.data());
+         return i.out[0] == 3;
+       }},
+      {"misaligned uint4 load",
+       [] {
+         Io i;
+         RUN(misaligned, i.in.data(), i.out.data());
+         return same(i.out, [&](int t) { return i.in[1 + 4 * (t % 16)]; });
+       }},
+      {"float atomicAdd order",
+       [] {
          std::vector<float> f(N), o(1, 0.f);
          for (int k = 0; k < N; ++k) f[k] = 1.0f / static_cast<float>(k + 1);
          simt::Buffer a(f.data(), N * 4, "in", true), b(o.data(), 4, "out", true);
@@ -204,9 +330,23 @@ const std::vector<Bug>& bugs() {
          static const float first = o[0];
          return o[0] == first;
        }},
-      {"static shared over 48 KiB", [] { Io i; RUN(too_much_static, i.out.data()); return true; }},
-      {"dynamic shared over 48 KiB", [] { Io i; return launch(dynamic_overrun, 1, N, 60000, nullptr, i.in.data(), i.out.data()) == cudaSuccess; }},
-      {"block of 1056 threads", [] { Io i; return launch(counter, 1, 1056, 0, nullptr, i.out.data()) == cudaSuccess; }},
+      {"static shared over 48 KiB",
+       [] {
+         Io i;
+         RUN(too_much_static, i.out.data());
+         return true;
+       }},
+      {"dynamic shared over 48 KiB",
+       [] {
+         Io i;
+         return launch(dynamic_overrun, 1, N, 60000, nullptr, i.in.data(), i.out.data()) ==
+                cudaSuccess;
+       }},
+      {"block of 1056 threads",
+       [] {
+         Io i;
+         return launch(counter, 1, 1056, 0, nullptr, i.out.data()) == cudaSuccess;
+       }},
   };
   return b;
 }

@@ -1,12 +1,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include "simt.h"
+
 #include "bugs.h"
-// Each mistake runs in a child. Codes: 0 unseen, 11 wrong result, 12 fault, else the sanitizer's or a signal.
+#include "simt.h"
+// Each mistake runs in a child. Codes: 0 unseen, 11 wrong result, 12 fault, else the sanitizer's or
+// a signal.
 static std::string run(const Bug& b, int schedules, std::string* text) {
   int p[2];
   if (pipe(p)) std::abort();
@@ -20,7 +23,9 @@ static std::string run(const Bug& b, int schedules, std::string* text) {
       if (!schedules) {
         rc = b.run() ? 0 : 11;
       } else {
-        simt::for_each_schedule(schedules, [&](const simt::Options&) { if (!b.run()) rc = 11; });
+        simt::for_each_schedule(schedules, [&](const simt::Options&) {
+          if (!b.run()) rc = 11;
+        });
       }
     } catch (const simt::Fault& f) {
       std::fprintf(stderr, "%s\n", f.what());
@@ -32,20 +37,26 @@ static std::string run(const Bug& b, int schedules, std::string* text) {
   close(p[1]);
   std::string s;
   char buf[4096];
-  for (ssize_t n; (n = read(p[0], buf, sizeof buf)) > 0;) s.append(buf, static_cast<std::size_t>(n));
+  for (ssize_t n; (n = read(p[0], buf, sizeof buf)) > 0;)
+    s.append(buf, static_cast<std::size_t>(n));
   close(p[0]);
   int st = 0;
   waitpid(pid, &st, 0);
   if (text) *text = s;
   if (WIFSIGNALED(st)) return "signal " + std::to_string(WTERMSIG(st));
   switch (WEXITSTATUS(st)) {
-    case 0: return "-";
-    case 11: return "wrong result";
-    case 12: return "fault";
-    default: return "sanitizer";
+    case 0:
+      return "-";
+    case 11:
+      return "wrong result";
+    case 12:
+      return "fault";
+    default:
+      return "sanitizer";
   }
 }
-// -v prints what was reported. Other arguments are mistakes that this build may miss; any other miss fails.
+// -v prints what was reported. Other arguments are mistakes that this build may miss; any other
+// miss fails.
 int main(int argc, char** argv) {
   const bool verbose = argc > 1 && !std::strcmp(argv[1], "-v");
   int bad = 0;
@@ -60,7 +71,8 @@ int main(int argc, char** argv) {
     if (correct ? many != "-" : many == "-" && !may_miss) ++bad;
     if (verbose && !t.empty()) {
       std::size_t lines = 0, end = 0;
-      while (end < t.size() && lines < 6) if (t[end++] == '\n') ++lines;
+      while (end < t.size() && lines < 6)
+        if (t[end++] == '\n') ++lines;
       std::printf("    | %s\n", t.substr(0, end).c_str());
     }
   }

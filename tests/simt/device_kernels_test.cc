@@ -116,7 +116,8 @@ void CompareAll(int schedules) {
           const DType dtype = generator % 3 == 0   ? DType::kBf16
                               : generator % 3 == 1 ? DType::kF32
                                                    : DType::kF16;
-          PlaneShape shape{.num_tokens = num_tokens, .dim = dim, .role = Role::kKey, .dtype = dtype};
+          PlaneShape shape{
+              .num_tokens = num_tokens, .dim = dim, .role = Role::kKey, .dtype = dtype};
           Compare(codec, shape, generator, schedules);
           if (HasMean(codec.id)) continue;
           shape.role = Role::kValue;

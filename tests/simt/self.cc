@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <thread>
 #include <vector>
+
 #include "simt.h"
 static int passed = 0, failed = 0;
 static void check(bool ok, const char* what, int line) {
@@ -25,10 +26,22 @@ static int ptx_shfl(int mode, int lane, int b, int width) {
   bool p = false;
   b &= 31;
   switch (mode) {
-    case 0: j = minLane | (b & ~segmask & 31); p = j <= maxLane; break;
-    case 1: j = lane - b; p = j >= maxLane; break;
-    case 2: j = lane + b; p = j <= maxLane; break;
-    case 3: j = lane ^ b; p = j <= maxLane; break;
+    case 0:
+      j = minLane | (b & ~segmask & 31);
+      p = j <= maxLane;
+      break;
+    case 1:
+      j = lane - b;
+      p = j >= maxLane;
+      break;
+    case 2:
+      j = lane + b;
+      p = j <= maxLane;
+      break;
+    case 3:
+      j = lane ^ b;
+      p = j <= maxLane;
+      break;
   }
   return p ? j : lane;
 }
@@ -57,7 +70,8 @@ __global__ void geometry(unsigned* out) {
 }
 __global__ void block_votes(int* out) {
   const int t = threadIdx.x;
-  const int c = __syncthreads_count(t % 3 == 0), a = __syncthreads_and(t >= 0), o = __syncthreads_or(t == 50);
+  const int c = __syncthreads_count(t % 3 == 0), a = __syncthreads_and(t >= 0),
+            o = __syncthreads_or(t == 50);
   out[t] = c * 4 + a * 2 + o;
 }
 template <int N>
@@ -101,13 +115,18 @@ int main() {
       std::vector<unsigned> o(256);
       simt::launch(votes, 1, 32, 0, nullptr, o.data(), s);
       unsigned add = 0, mx = 0, x = 0;
-      for (unsigned t = 0; t < 32; ++t) { add += t * t; mx = std::max(mx, t ^ s); x ^= t * 77; }
+      for (unsigned t = 0; t < 32; ++t) {
+        add += t * t;
+        mx = std::max(mx, t ^ s);
+        x ^= t * 77;
+      }
       bool ok = true;
       for (unsigned t = 0; t < 32; ++t) {
         unsigned m = 0;
         for (unsigned k = 0; k < 32; ++k) m |= (k % 5 == t % 5 ? 1u : 0u) << k;
-        ok &= o[t] == s && o[32 + t] == (s != 0) && o[64 + t] == (s == ~0u) && o[96 + t] == m && o[128 + t] == add &&
-              o[160 + t] == static_cast<unsigned>(-7) && o[192 + t] == mx && o[224 + t] == x;
+        ok &= o[t] == s && o[32 + t] == (s != 0) && o[64 + t] == (s == ~0u) && o[96 + t] == m &&
+              o[128 + t] == add && o[160 + t] == static_cast<unsigned>(-7) && o[192 + t] == mx &&
+              o[224 + t] == x;
       }
       CHECK(ok);
     }
@@ -117,7 +136,8 @@ int main() {
     std::vector<unsigned> g(2 * 3 * 4 * 5 * 6 * 7);
     simt::launch(geometry, dim3(2, 3, 4), dim3(5, 6, 7), 0, nullptr, g.data());
     bool ok = true;
-    for (unsigned b = 0; b < 24; ++b) for (unsigned t = 0; t < 210; ++t) ok &= g[b * 210 + t] == b * 1000 + t;
+    for (unsigned b = 0; b < 24; ++b)
+      for (unsigned t = 0; t < 210; ++t) ok &= g[b * 210 + t] == b * 1000 + t;
     CHECK(ok);
     std::vector<int> v(100);
     simt::launch(block_votes, 1, 100, 0, nullptr, v.data());
@@ -137,18 +157,28 @@ int main() {
   });
   // Limits answer like the runtime.
   CHECK(simt::launch(geometry, 0, 32, 0, nullptr, nullptr) == cudaErrorInvalidConfiguration);
-  CHECK(simt::launch(geometry, 1, dim3(1, 1, 65), 0, nullptr, nullptr) == cudaErrorInvalidConfiguration);
+  CHECK(simt::launch(geometry, 1, dim3(1, 1, 65), 0, nullptr, nullptr) ==
+        cudaErrorInvalidConfiguration);
   std::vector<unsigned> in(256 * 5, 3), out(5);
-  CHECK(simt::launch(tree_sum<256>, 1, 256, 64 << 10, nullptr, in.data(), out.data()) == cudaErrorInvalidValue);
+  CHECK(simt::launch(tree_sum<256>, 1, 256, 64 << 10, nullptr, in.data(), out.data()) ==
+        cudaErrorInvalidValue);
   CHECK(simt::allow_dynamic_shared(tree_sum<256>, 64 << 10) == cudaSuccess);
-  CHECK(simt::launch(tree_sum<256>, 1, 256, 64 << 10, nullptr, in.data(), out.data()) == cudaSuccess);
-  CHECK(__byte_perm(0x44332211, 0x88776655, 0x7531) == 0x88664422u && __byte_perm(0x80, 0, 0x8888) == 0xffffffffu);
-  CHECK(__funnelshift_l(0x80000000u, 1, 1) == 3 && __funnelshift_r(0, 1, 1) == 0x80000000u && __brev(1) == 0x80000000u);
-  CHECK(__float2int_rn(2.5f) == 2 && __float2int_rn(3.5f) == 4 && __float2int_rn(1e20f) == INT32_MAX && __float2int_rn(-1e20f) == INT32_MIN && __float2int_rn(NAN) == 0);
+  CHECK(simt::launch(tree_sum<256>, 1, 256, 64 << 10, nullptr, in.data(), out.data()) ==
+        cudaSuccess);
+  CHECK(__byte_perm(0x44332211, 0x88776655, 0x7531) == 0x88664422u &&
+        __byte_perm(0x80, 0, 0x8888) == 0xffffffffu);
+  CHECK(__funnelshift_l(0x80000000u, 1, 1) == 3 && __funnelshift_r(0, 1, 1) == 0x80000000u &&
+        __brev(1) == 0x80000000u);
+  CHECK(__float2int_rn(2.5f) == 2 && __float2int_rn(3.5f) == 4 &&
+        __float2int_rn(1e20f) == INT32_MAX && __float2int_rn(-1e20f) == INT32_MIN &&
+        __float2int_rn(NAN) == 0);
   // Two OS threads launch at the same time: an engine each.
   std::vector<unsigned> h(17);
   float sum = 0;
-  auto work = [&] { for (int i = 0; i < 200; ++i) simt::launch(histogram, 5, 256, 0, nullptr, in.data(), h.data(), &sum); };
+  auto work = [&] {
+    for (int i = 0; i < 200; ++i)
+      simt::launch(histogram, 5, 256, 0, nullptr, in.data(), h.data(), &sum);
+  };
   std::thread a(work), b(work);
   a.join();
   b.join();

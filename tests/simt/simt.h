@@ -32,7 +32,7 @@
 #define SIMT_EMULATED 0
 #define SIMT_NS gpu
 #define SIMT_SHARED(T, name, ...) __shared__ T name __VA_ARGS__
-#define SIMT_DYNAMIC_SHARED(T, name)                                  \
+#define SIMT_DYNAMIC_SHARED(T, name)                                    \
   extern __shared__ __align__(16) unsigned char simt_dynamic_shared_[]; \
   T* const name = reinterpret_cast<T*>(simt_dynamic_shared_)
 
@@ -99,7 +99,7 @@ enum class Order : std::uint8_t { lane, reverse, random };
 struct Options {
   Order order = Order::lane;
   std::uint64_t seed = 1;
-  bool strict = true;               // also fault on what hardware tolerates but the guide forbids
+  bool strict = true;  // also fault on what hardware tolerates but the guide forbids
   std::size_t stack_bytes = 64 << 10;  // per CUDA thread
   std::size_t static_shared_limit = 48 << 10;
   std::size_t shared_limit = 227 << 10;  // sm_90 and sm_100, with allow_dynamic_shared
@@ -159,10 +159,28 @@ struct Loc {
 #define SIMT_LOC ::simt::detail::Loc simt_loc_ = ::simt::detail::Loc::here()
 
 enum class Op : std::uint8_t {
-  none, bar, bar_count, bar_and, bar_or,            // block wide
-  syncwarp, shfl, shfl_up, shfl_down, shfl_xor,     // warp wide
-  ballot, any, all, match_any,
-  red_add, red_min_u, red_max_u, red_min_s, red_max_s, red_and, red_or, red_xor
+  none,
+  bar,
+  bar_count,
+  bar_and,
+  bar_or,  // block wide
+  syncwarp,
+  shfl,
+  shfl_up,
+  shfl_down,
+  shfl_xor,  // warp wide
+  ballot,
+  any,
+  all,
+  match_any,
+  red_add,
+  red_min_u,
+  red_max_u,
+  red_min_s,
+  red_max_s,
+  red_and,
+  red_or,
+  red_xor
 };
 
 struct Thread {
@@ -254,7 +272,8 @@ SIMT_NO_TSAN T rmw(T* p, F f) {
   __atomic_load(p, &old, __ATOMIC_RELAXED);
   for (;;) {
     T want = f(old);
-    if (__atomic_compare_exchange(p, &old, &want, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return old;
+    if (__atomic_compare_exchange(p, &old, &want, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return old;
   }
 }
 
@@ -265,8 +284,8 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shme
                    A&&... args) {
   static_assert(sizeof...(P) == sizeof...(A));
   detail::Closure<P...> c{kernel, {static_cast<P>(std::forward<A>(args))...}};
-  return detail::run(&detail::Closure<P...>::run, &c, sizeof c, reinterpret_cast<const void*>(kernel),
-                     grid, block, shmem);
+  return detail::run(&detail::Closure<P...>::run, &c, sizeof c,
+                     reinterpret_cast<const void*>(kernel), grid, block, shmem);
 }
 template <class... P>
 cudaError_t allow_dynamic_shared(void (*kernel)(P...), int bytes) {
@@ -281,10 +300,18 @@ cudaError_t allow_dynamic_shared(void (*kernel)(P...), int bytes) {
 inline constexpr int warpSize = 32;
 
 // ----- barriers and fences
-inline void __syncthreads(SIMT_LOC) { ::simt::detail::barrier(::simt::detail::Op::bar, 0, simt_loc_); }
-inline int __syncthreads_count(int p, SIMT_LOC) { return ::simt::detail::barrier(::simt::detail::Op::bar_count, p, simt_loc_); }
-inline int __syncthreads_and(int p, SIMT_LOC) { return ::simt::detail::barrier(::simt::detail::Op::bar_and, p, simt_loc_); }
-inline int __syncthreads_or(int p, SIMT_LOC) { return ::simt::detail::barrier(::simt::detail::Op::bar_or, p, simt_loc_); }
+inline void __syncthreads(SIMT_LOC) {
+  ::simt::detail::barrier(::simt::detail::Op::bar, 0, simt_loc_);
+}
+inline int __syncthreads_count(int p, SIMT_LOC) {
+  return ::simt::detail::barrier(::simt::detail::Op::bar_count, p, simt_loc_);
+}
+inline int __syncthreads_and(int p, SIMT_LOC) {
+  return ::simt::detail::barrier(::simt::detail::Op::bar_and, p, simt_loc_);
+}
+inline int __syncthreads_or(int p, SIMT_LOC) {
+  return ::simt::detail::barrier(::simt::detail::Op::bar_or, p, simt_loc_);
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_LOC) {
   ::simt::detail::collective(::simt::detail::Op::syncwarp, mask, 0, 0, 32, simt_loc_);
 }
@@ -293,11 +320,12 @@ inline void __threadfence_block() {}
 inline void __threadfence_system() {}
 
 // ----- warp collectives
-#define SIMT_SHFL(NAME, OP, ARG)                                                             \
-  template <class T>                                                                         \
-  T NAME(unsigned mask, T v, ARG a, int width = 32, SIMT_LOC) {                              \
-    return ::simt::detail::unpack<T>(::simt::detail::collective(                             \
-        ::simt::detail::Op::OP, mask, ::simt::detail::pack(v), static_cast<int>(a), width, simt_loc_)); \
+#define SIMT_SHFL(NAME, OP, ARG)                                                          \
+  template <class T>                                                                      \
+  T NAME(unsigned mask, T v, ARG a, int width = 32, SIMT_LOC) {                           \
+    return ::simt::detail::unpack<T>(                                                     \
+        ::simt::detail::collective(::simt::detail::Op::OP, mask, ::simt::detail::pack(v), \
+                                   static_cast<int>(a), width, simt_loc_));               \
   }
 SIMT_SHFL(__shfl_sync, shfl, int)
 SIMT_SHFL(__shfl_up_sync, shfl_up, unsigned)
@@ -305,22 +333,26 @@ SIMT_SHFL(__shfl_down_sync, shfl_down, unsigned)
 SIMT_SHFL(__shfl_xor_sync, shfl_xor, int)
 #undef SIMT_SHFL
 inline unsigned __ballot_sync(unsigned mask, int p, SIMT_LOC) {
-  return static_cast<unsigned>(::simt::detail::collective(::simt::detail::Op::ballot, mask, p != 0, 0, 32, simt_loc_));
+  return static_cast<unsigned>(
+      ::simt::detail::collective(::simt::detail::Op::ballot, mask, p != 0, 0, 32, simt_loc_));
 }
 inline int __any_sync(unsigned mask, int p, SIMT_LOC) {
-  return static_cast<int>(::simt::detail::collective(::simt::detail::Op::any, mask, p != 0, 0, 32, simt_loc_));
+  return static_cast<int>(
+      ::simt::detail::collective(::simt::detail::Op::any, mask, p != 0, 0, 32, simt_loc_));
 }
 inline int __all_sync(unsigned mask, int p, SIMT_LOC) {
-  return static_cast<int>(::simt::detail::collective(::simt::detail::Op::all, mask, p != 0, 0, 32, simt_loc_));
+  return static_cast<int>(
+      ::simt::detail::collective(::simt::detail::Op::all, mask, p != 0, 0, 32, simt_loc_));
 }
 template <class T>
 unsigned __match_any_sync(unsigned mask, T v, SIMT_LOC) {
-  return static_cast<unsigned>(::simt::detail::collective(::simt::detail::Op::match_any, mask, ::simt::detail::pack(v), 0, 32, simt_loc_));
+  return static_cast<unsigned>(::simt::detail::collective(
+      ::simt::detail::Op::match_any, mask, ::simt::detail::pack(v), 0, 32, simt_loc_));
 }
-#define SIMT_RED(NAME, T, OP)                                                                  \
-  inline T NAME(unsigned mask, T v, SIMT_LOC) {                                                \
-    return static_cast<T>(::simt::detail::collective(::simt::detail::Op::OP, mask,             \
-                                                     static_cast<std::uint32_t>(v), 0, 32, simt_loc_)); \
+#define SIMT_RED(NAME, T, OP)                                                            \
+  inline T NAME(unsigned mask, T v, SIMT_LOC) {                                          \
+    return static_cast<T>(::simt::detail::collective(                                    \
+        ::simt::detail::Op::OP, mask, static_cast<std::uint32_t>(v), 0, 32, simt_loc_)); \
   }
 SIMT_RED(__reduce_add_sync, unsigned, red_add)
 SIMT_RED(__reduce_add_sync, int, red_add)
@@ -335,23 +367,60 @@ SIMT_RED(__reduce_xor_sync, unsigned, red_xor)
 // __activemask is left out on purpose: its value is not defined by the program.
 
 // ----- atomics
-template <class T> T atomicAdd(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o + v); }); }
-template <class T> T atomicSub(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o - v); }); }
-template <class T> T atomicMin(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T o) { return v < o ? v : o; }); }
-template <class T> T atomicMax(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T o) { return o < v ? v : o; }); }
-template <class T> T atomicAnd(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o & v); }); }
-template <class T> T atomicOr(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o | v); }); }
-template <class T> T atomicExch(T* p, std::type_identity_t<T> v) { return ::simt::detail::rmw(p, [v](T) { return v; }); }
-template <class T> T atomicCAS(T* p, std::type_identity_t<T> c, std::type_identity_t<T> v) {
+template <class T>
+T atomicAdd(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o + v); });
+}
+template <class T>
+T atomicSub(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o - v); });
+}
+template <class T>
+T atomicMin(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T o) { return v < o ? v : o; });
+}
+template <class T>
+T atomicMax(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T o) { return o < v ? v : o; });
+}
+template <class T>
+T atomicAnd(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o & v); });
+}
+template <class T>
+T atomicOr(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T o) { return static_cast<T>(o | v); });
+}
+template <class T>
+T atomicExch(T* p, std::type_identity_t<T> v) {
+  return ::simt::detail::rmw(p, [v](T) { return v; });
+}
+template <class T>
+T atomicCAS(T* p, std::type_identity_t<T> c, std::type_identity_t<T> v) {
   return ::simt::detail::rmw(p, [c, v](T o) { return o == c ? v : o; });
 }
 
 // ----- loads and stores with cache hints (instrumented as plain ones)
-template <class T> T __ldg(const T* p) { return *p; }
-template <class T> T __ldcs(const T* p) { return *p; }
-template <class T> T __ldcg(const T* p) { return *p; }
-template <class T> void __stcs(T* p, std::type_identity_t<T> v) { *p = v; }
-template <class T> void __stcg(T* p, std::type_identity_t<T> v) { *p = v; }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcs(T* p, std::type_identity_t<T> v) {
+  *p = v;
+}
+template <class T>
+void __stcg(T* p, std::type_identity_t<T> v) {
+  *p = v;
+}
 
 // ----- arithmetic that is correctly rounded on both machines. Approximate
 // device functions (__expf, __fdividef, rsqrtf, __frcp_approx, ...) are left
@@ -394,7 +463,9 @@ inline unsigned __brev(unsigned x) {
   for (int i = 0; i < 32; ++i) r |= ((x >> i) & 1u) << (31 - i);
   return r;
 }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((static_cast<std::uint64_t>(a) * b) >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((static_cast<std::uint64_t>(a) * b) >> 32);
+}
 inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned s) {
   return static_cast<unsigned>(((static_cast<std::uint64_t>(hi) << 32 | lo) << (s & 31)) >> 32);
 }

@@ -112,28 +112,31 @@ TEST_F(NvmeTierTest, DroppedBlocksStayAwayAfterACleanEnd) {
 
 // U14. Random victims are the worst case: segments die only in parts and have to be cleaned.
 TEST_F(NvmeTierTest, TheFolderStaysWithinCapacityAndSlackUnderFourfoldChurn) {
+  constexpr int64_t kSmall = NvmeTier::kCapacityMin;
+  constexpr int64_t kBytes = 100 << 10;
   for (const bool is_random : {false, true}) {
     SCOPED_TRACE(is_random ? "random victims" : "oldest first");
     tier_.reset();
     std::filesystem::remove_all(dir_.path());
-    Open();
+    ASSERT_TRUE(TryOpen(dir_.path(), kSmall).ok());
     Rng rng(5);
     std::vector<uint64_t> resident;
     int64_t most = 0;
-    for (uint64_t number = 0; number < 1312; ++number) {  // 200 KiB each: 4 x the capacity
-      const absl::Status status =
-          PutEvicting(number, 200 << 10, resident, is_random ? &rng : nullptr);
+    for (uint64_t number = 0; number < 4 * kSmall / kBytes; ++number) {
+      const absl::Status status = PutEvicting(number, kBytes, resident, is_random ? &rng : nullptr);
       ASSERT_TRUE(status.ok()) << number << ": " << status;
-      ASSERT_LE(tier_->used_bytes(), kCapacity);
+      ASSERT_LE(tier_->used_bytes(), kSmall);
       if (number % 8 == 0) most = std::max(most, FolderBytes(dir_.path()));
     }
-    EXPECT_LE(most, kCapacity + NvmeTier::SlackBytes(kCapacity));
-    EXPECT_GE(static_cast<int64_t>(resident.size()) * (200 << 10), kCapacity * 7 / 10);
+    EXPECT_LE(most, kSmall + NvmeTier::SlackBytes(kSmall));
+    EXPECT_GE(static_cast<int64_t>(resident.size()) * kBytes, kSmall * 65 / 100);
     ASSERT_TRUE(tier_->Flush().ok());
-    for (const uint64_t number : resident) ASSERT_TRUE(HasExactly(number, 200 << 10)) << number;
-    Reopen();
-    EXPECT_EQ(found_.size(), resident.size());
-    for (const uint64_t number : resident) ASSERT_TRUE(HasExactly(number, 200 << 10)) << number;
+    for (int round = 0; round < 2; ++round) {
+      for (const uint64_t number : resident) ASSERT_TRUE(HasExactly(number, kBytes)) << number;
+      tier_.reset();
+      ASSERT_TRUE(TryOpen(dir_.path(), kSmall).ok());
+      EXPECT_EQ(found_.size(), resident.size());
+    }
   }
 }
 
@@ -229,6 +232,11 @@ TEST_F(NvmeTierTest, ASecondUserIsRefusedAndToldWhoHoldsTheLock) {
                                  "disk tier directory ", dir_.path(), " is in use: process ",
                                  getpid(), " holds ", dir_.path(), "/LOCK")));
   ASSERT_TRUE(Put(1, 20000).ok());
+}
+
+TEST(NvmeTier, SlackIsSmall) {
+  EXPECT_EQ(NvmeTier::SlackBytes(64 << 20), 16 << 20);
+  EXPECT_EQ(NvmeTier::SlackBytes(int64_t{1} << 40), 76 << 20);
 }
 
 TEST_F(NvmeTierTest, ADirectoryThatCannotBeMadeOrWrittenIsPermissionDeniedByName) {

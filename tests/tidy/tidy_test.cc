@@ -235,11 +235,16 @@ TEST(TidyRules, EverySourceIsRegistered) {
       {"storage/b.cc", ""},
       {"tests/CMakeLists.txt", "kvstow_add_test(x SOURCES ${CMAKE_SOURCE_DIR}/tests/s/x_test.cc)"},
       {"tests/s/x_test.cc", ""},
-      {"tests/s/y_test.cc", ""}};
+      {"tests/s/y_test.cc", ""},
+      {"tests/t/CMakeLists.txt", "foreach(name a b)\n  add(${name}_test.cc)\nendforeach()\n"},
+      {"tests/t/a_test.cc", ""},
+      {"tests/t/b_test.cc", ""},
+      {"tests/t/c_test.cc", ""}};
   const Findings findings = CheckRegistered(files);
-  ASSERT_EQ(findings.size(), 2u) << Describe(findings);
+  ASSERT_EQ(findings.size(), 3u) << Describe(findings);
   EXPECT_EQ(findings[0].path, "storage/b.cc");
   EXPECT_EQ(findings[1].path, "tests/s/y_test.cc");
+  EXPECT_EQ(findings[2].path, "tests/t/c_test.cc");
 }
 
 TEST(TidyRules, RequiredPagesExistAndLinksLeadSomewhere) {

@@ -34,18 +34,49 @@ std::string Normalize(const std::string& path) {
   return out;
 }
 
+// Replaces ${x} by each item of a foreach(x item ...), so that loops over names count as naming.
+std::vector<std::string> Expand(const std::string& word,
+                                const std::multimap<std::string, std::string>& loops) {
+  const size_t open = word.find("${");
+  const size_t close = word.find('}');
+  if (open == std::string::npos || close == std::string::npos) return {word};
+  const std::string variable = word.substr(open + 2, close - open - 2);
+  const auto [first, last] = loops.equal_range(variable);
+  std::vector<std::string> words;
+  for (auto it = first; it != last; ++it) {
+    words.push_back(word.substr(0, open) + it->second + word.substr(close + 1));
+  }
+  // ${CMAKE_SOURCE_DIR}/path leaves "/path", which is a path from the root.
+  if (words.empty()) words.push_back(word.substr(close + 1));
+  return words;
+}
+
+std::multimap<std::string, std::string> LoopsOf(const std::string& code) {
+  static const std::regex kLoop(R"(foreach\(\s*(\w+)\s+(?:IN\s+ITEMS\s+)?([^)]*)\))");
+  std::multimap<std::string, std::string> loops;
+  for (auto it = std::sregex_iterator(code.begin(), code.end(), kLoop);
+       it != std::sregex_iterator(); ++it) {
+    std::stringstream items((*it)[2].str());
+    std::string item;
+    while (items >> item) loops.emplace((*it)[1].str(), item);
+  }
+  return loops;
+}
+
 // The files that the CMakeLists.txt of `folder` names: every word with a source's ending, as a path
 // from the root.
 std::set<std::string> NamedSources(const std::string& folder, const std::string& text) {
   static const std::regex kComment(R"(#[^\n]*)");
-  static const std::regex kSource(R"(([A-Za-z0-9_./-]+\.(cc|cu|proto|sh)))");
+  static const std::regex kSource(R"([A-Za-z0-9_./${}-]+\.(cc|cu|proto))");
   const std::string code = std::regex_replace(text, kComment, "");
+  const std::multimap<std::string, std::string> loops = LoopsOf(code);
   std::set<std::string> named;
   for (auto it = std::sregex_iterator(code.begin(), code.end(), kSource);
        it != std::sregex_iterator(); ++it) {
-    const std::string word = (*it)[1].str();
-    named.insert(Normalize(folder + "/" + word));
-    named.insert(Normalize(word));  // ${CMAKE_SOURCE_DIR}/path leaves "/path"
+    for (const std::string& word : Expand(it->str(), loops)) {
+      named.insert(Normalize(folder + "/" + word));
+      named.insert(Normalize(word));
+    }
   }
   return named;
 }
