@@ -22,9 +22,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/core/log.h"
+#include "kernels/core/mutex.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 #include "storage/nvme_dir.h"
@@ -36,8 +36,9 @@ namespace {
 
 // Values below it stay in the table files.
 constexpr int64_t kMinBlobBytes = 4096;
-// Longest wait for a flush that RocksDB called done.
-constexpr absl::Duration kFlushWait = absl::Seconds(30);
+// Longest wait for a flush that RocksDB called done: 30 s, looking again now and then.
+constexpr int kFlushWaits = 3000;
+constexpr absl::Duration kFlushWait = absl::Milliseconds(10);
 // Tables of a segment that are not merged yet.
 constexpr size_t kTablesMax = 32;
 constexpr char kSegmentPrefix[] = "seg-";
@@ -88,22 +89,33 @@ rocksdb::WriteOptions WriteOptions() {
   return options;
 }
 
-// Counts the failures of RocksDB's own threads, and keeps it from looking for free space by itself,
-// every few seconds and for good: SegmentStore asks when there is something to write.
-class FailureListener final : public rocksdb::EventListener {
+// Tells what RocksDB's own threads do, and keeps it from looking for free space by itself, every
+// few seconds and for good: SegmentStore asks when there is something to write.
+class FlushListener final : public rocksdb::EventListener {
  public:
+  void OnFlushCompleted(rocksdb::DB* /*db*/, const rocksdb::FlushJobInfo& /*info*/) override {
+    changed_.SignalAll();
+  }
   void OnBackgroundError(rocksdb::BackgroundErrorReason /*reason*/,
                          rocksdb::Status* /*error*/) override {
     num_failures_.fetch_add(1);
+    changed_.SignalAll();
   }
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status /*error*/,
                             bool* auto_recovery) override {
     *auto_recovery = false;
   }
   int64_t num_failures() const { return num_failures_.load(); }
+  // Until a flush has ended or failed, or `timeout`.
+  void WaitForChange(absl::Duration timeout) {
+    MutexLock lock(&mutex_);
+    changed_.WaitFor(&mutex_, timeout);
+  }
 
  private:
   std::atomic<int64_t> num_failures_ = 0;
+  Mutex mutex_;
+  CondVar changed_;
 };
 
 // A manifest holds every file and every change since it was begun. Too small, it would be written
@@ -113,14 +125,14 @@ int64_t ManifestBytesMax(int64_t capacity_bytes) {
 }
 
 rocksdb::DBOptions DatabaseOptions(int64_t capacity_bytes,
-                                   std::shared_ptr<FailureListener> listener) {
+                                   std::shared_ptr<FlushListener> listener) {
   rocksdb::DBOptions options;
   options.create_if_missing = true;
   options.max_background_jobs = 2;
   options.max_open_files = 512;
   options.skip_stats_update_on_db_open = true;
   options.avoid_flush_during_shutdown = true;  // done before, where a failure can be told
-  options.max_bgerror_resume_count = 0;        // as FailureListener
+  options.max_bgerror_resume_count = 0;        // as FlushListener
   options.listeners.push_back(std::move(listener));
   // The files beside tables and blobs, within SlackBytes.
   options.info_log_level = rocksdb::WARN_LEVEL;
@@ -210,7 +222,7 @@ class RocksDevice final : public SegmentDevice {
 
   const int64_t capacity_bytes_;
   const rocksdb::ColumnFamilyOptions segment_options_;
-  const std::shared_ptr<FailureListener> failures_ = std::make_shared<FailureListener>();
+  const std::shared_ptr<FlushListener> flushes_ = std::make_shared<FlushListener>();
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<rocksdb::ColumnFamilyHandle*> other_families_;
 };
@@ -226,7 +238,7 @@ absl::StatusOr<std::map<uint32_t, std::shared_ptr<Segment>>> RocksDevice::Open(
   if (std::filesystem::exists(path + "/CURRENT", missing)) {
     names.clear();
     const rocksdb::Status status =
-        rocksdb::DB::ListColumnFamilies(DatabaseOptions(capacity_bytes_, failures_), path, &names);
+        rocksdb::DB::ListColumnFamilies(DatabaseOptions(capacity_bytes_, flushes_), path, &names);
     if (!status.ok()) return failed("list of segments", status);
   }
   std::vector<rocksdb::ColumnFamilyDescriptor> families;
@@ -234,7 +246,7 @@ absl::StatusOr<std::map<uint32_t, std::shared_ptr<Segment>>> RocksDevice::Open(
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status =
-      rocksdb::DB::Open(DatabaseOptions(capacity_bytes_, failures_), path, families, &handles, &db);
+      rocksdb::DB::Open(DatabaseOptions(capacity_bytes_, flushes_), path, families, &handles, &db);
   if (!status.ok()) return failed("open", status);
   db_.reset(db);
   std::map<uint32_t, std::shared_ptr<Segment>> segments;
@@ -273,7 +285,7 @@ absl::Status RocksDevice::Erase(Segment& segment, const BlockKey& key) {
 }
 
 absl::Status RocksDevice::Flush(Segment& segment) {
-  const int64_t num_failures = failures_->num_failures();
+  const int64_t num_failures = flushes_->num_failures();
   rocksdb::FlushOptions flush;
   flush.wait = true;
   flush.allow_write_stall = true;
@@ -281,16 +293,18 @@ absl::Status RocksDevice::Flush(Segment& segment) {
   if (!status.ok()) return DiskError("flush", status);
   // RocksDB 7.8 after Resume: Flush may come back with OK before anything is written. Nobody else
   // writes now, so memory that still waits is ours.
-  const absl::Time give_up = absl::Now() + kFlushWait;
   uint64_t num_waiting = 0;
-  while (db_->GetIntProperty(FamilyOf(segment), rocksdb::DB::Properties::kNumImmutableMemTable,
-                             &num_waiting) &&
-         num_waiting > 0) {
-    if (failures_->num_failures() != num_failures || absl::Now() > give_up) {
-      return absl::UnavailableError(
-          absl::StrCat("disk tier: flush: ", num_waiting, " tables of memory were not written"));
+  for (int i = 0; i < kFlushWaits; ++i) {
+    if (!db_->GetIntProperty(FamilyOf(segment), rocksdb::DB::Properties::kNumImmutableMemTable,
+                             &num_waiting) ||
+        num_waiting == 0 || flushes_->num_failures() != num_failures) {
+      break;
     }
-    absl::SleepFor(absl::Milliseconds(1));
+    flushes_->WaitForChange(kFlushWait);
+  }
+  if (num_waiting > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("disk tier: flush: ", num_waiting, " tables of memory were not written"));
   }
   MergeTables(FamilyOf(segment));
   return absl::OkStatus();

@@ -184,6 +184,54 @@ class StoreModelTest : public testing::StoreTest {
     }
   }
 
+  // What one of several threads does next.
+  void ThreadStep(Rng& rng, std::atomic<int64_t>& num_hits, std::atomic<int64_t>& num_seals) {
+    const uint64_t number = rng.Below(kNumbers);
+    const BlockKey key = KeyOf(number);
+    switch (rng.Below(8)) {
+      case 0:
+      case 1:
+      case 2: {
+        const absl::Status status = testing::PutBlock(*store_, key, LengthsOf(number));
+        EXPECT_TRUE(status.ok() || absl::IsAlreadyExists(status) ||
+                    absl::IsResourceExhausted(status))
+            << status;
+        if (status.ok()) ++num_seals;
+        break;
+      }
+      case 3: {
+        const absl::StatusOr<AcquireResult> lease =
+            store_->Acquire({key, KeyOf(rng.Below(kNumbers))}, absl::Seconds(10));
+        EXPECT_TRUE(lease.ok()) << lease.status();
+        if (lease.ok() && lease->lease != 0) {
+          EXPECT_TRUE(store_->Release(lease->lease).ok());
+        }
+        break;
+      }
+      case 4: {
+        const absl::Status status = rng.Below(2) == 0 ? store_->Delete(key) : store_->Verify(key);
+        EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << status;
+        break;
+      }
+      case 5: {
+        const absl::Status status = store_->Persist({key}, absl::Seconds(60));
+        EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << status;
+        (void)store_->Stats();
+        (void)store_->List(key, 10);
+        break;
+      }
+      default: {
+        const absl::StatusOr<BlockRef> got = store_->Get(key);
+        if (got.ok()) {
+          EXPECT_TRUE(IsEqual(got->bytes(), WantOf(number)));
+          ++num_hits;
+        } else {
+          EXPECT_TRUE(absl::IsNotFound(got.status())) << got.status();
+        }
+      }
+    }
+  }
+
   // Everything ends; all gauges are back to zero.
   void Drain() {
     held_.clear();
@@ -267,51 +315,7 @@ TEST_F(StoreModelTest, ManyThreadsNeverSeeAWrongByte) {
     threads.emplace_back([this, t, &num_hits, &num_seals] {
       Rng rng(1000 + t);
       for (int i = 0; i < 1200; ++i) {
-        const uint64_t number = rng.Below(kNumbers);
-        const BlockKey key = KeyOf(number);
-        switch (rng.Below(8)) {
-          case 0:
-          case 1:
-          case 2: {
-            const absl::Status status = testing::PutBlock(*store_, key, LengthsOf(number));
-            EXPECT_TRUE(status.ok() || absl::IsAlreadyExists(status) ||
-                        absl::IsResourceExhausted(status))
-                << status;
-            if (status.ok()) ++num_seals;
-            break;
-          }
-          case 3: {
-            const absl::StatusOr<AcquireResult> lease =
-                store_->Acquire({key, KeyOf(rng.Below(kNumbers))}, absl::Seconds(10));
-            EXPECT_TRUE(lease.ok()) << lease.status();
-            if (lease.ok() && lease->lease != 0) {
-              EXPECT_TRUE(store_->Release(lease->lease).ok());
-            }
-            break;
-          }
-          case 4: {
-            const absl::Status status =
-                rng.Below(2) == 0 ? store_->Delete(key) : store_->Verify(key);
-            EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << status;
-            break;
-          }
-          case 5: {
-            const absl::Status status = store_->Persist({key}, absl::Seconds(60));
-            EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << status;
-            (void)store_->Stats();
-            (void)store_->List(key, 10);
-            break;
-          }
-          default: {
-            const absl::StatusOr<BlockRef> got = store_->Get(key);
-            if (got.ok()) {
-              EXPECT_TRUE(IsEqual(got->bytes(), WantOf(number)));
-              ++num_hits;
-            } else {
-              EXPECT_TRUE(absl::IsNotFound(got.status())) << got.status();
-            }
-          }
-        }
+        ThreadStep(rng, num_hits, num_seals);
       }
     });
   }
