@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/codec/codec.h"
+#include "storage/block_info.h"
 #include "storage/tier.h"
 
 namespace kvstow {
