@@ -29,7 +29,7 @@ TEST(Status, ACodeNobodyKnowsIsUnknown) {
   EXPECT_EQ(FromItemStatus(item), absl::UnknownError("later"));
   item.set_code(-1);
   EXPECT_EQ(FromItemStatus(item), absl::UnknownError("later"));
-  EXPECT_EQ(FromGrpcStatus(grpc::Status(static_cast<grpc::StatusCode>(99), "later")),
+  EXPECT_EQ(FromGrpcStatus(grpc::Status(static_cast<grpc::StatusCode>(31), "later")),
             absl::UnknownError("later"));
 }
 
