@@ -1,10 +1,14 @@
 // Many clients, dead services, memory over time: what shows only under load.
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
+#include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/core/clock.h"
 #include "tests/e2e/store_fixture.h"
 #include "tests/testing/rng.h"
@@ -21,6 +25,19 @@ constexpr bool kIsSanitized = false;
 #endif
 
 class Load : public RunningDaemon {};
+
+// A stop signal reaches the threads of a process one after the other.
+bool AllThreadsAreStopped(pid_t pid) {
+  for (const auto& task :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"))) {
+    std::ifstream file(task.path() / "stat");
+    const std::string stat((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || stat.substr(name_end, 3) != ") T") return false;
+  }
+  return true;
+}
 
 // --- U01 ---
 
@@ -133,6 +150,7 @@ TEST_F(Load, StoppedDaemonCostsItsCallersNoMoreThanTheirDeadline) {
       daemon_->NewClient({.control_timeout = absl::Seconds(1), .data_timeout = absl::Seconds(1)});
   ASSERT_TRUE(caller->GetModel(model_.fingerprint).ok());
   daemon_->Signal(SIGSTOP);
+  ASSERT_TRUE(Eventually([&] { return AllThreadsAreStopped(daemon_->pid()); }, absl::Seconds(20)));
   const RealClock clock;
   const absl::Time began = clock.Now();
   EXPECT_FALSE(caller->Lookup(KeysOf(kv)).ok());
