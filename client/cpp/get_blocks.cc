@@ -20,8 +20,6 @@ namespace {
 constexpr char kGetMethod[] = "/kvstow.v1.Data/Get";
 // The service is asked to look at a block that came damaged, but nobody waits long for it.
 constexpr absl::Duration kVerifyTimeout = absl::Seconds(1);
-// A second stream pays from about twice this on.
-constexpr int64_t kBytesPerStream = int64_t{8} << 20;
 
 using BlockFn = std::function<void(const ReceivedBlock&)>;
 
@@ -94,16 +92,15 @@ absl::StatusOr<Fetched> FetchBlocks(ClientState& client, const Model& model,
   Connection& connection = *client.connection;
   KVSTOW_RETURN_IF_ERROR(connection.Allow());
   const absl::Time deadline = connection.clock().Now() + connection.options().data_timeout;
-  const int num_streams = static_cast<int>(std::clamp<int64_t>(
-      std::min<int64_t>(keys.size(), keys.size() * model.layout->block_bytes() / kBytesPerStream),
-      1, connection.options().num_channels));
+  const auto num_keys = static_cast<int64_t>(keys.size());
+  const int num_streams = NumStreams(num_keys, num_keys * model.layout->block_bytes(),
+                                     connection.options().num_channels);
   std::vector<std::unique_ptr<BlockReceiver>> receivers(num_streams);
   std::vector<StreamResult> results(num_streams);
   RunParallel(num_streams, [&](int i) {
-    const size_t begin = keys.size() * i / num_streams;
-    const size_t end = keys.size() * (i + 1) / num_streams;
-    const absl::Span<const BlockKey> some = keys.subspan(begin, end - begin);
-    receivers[i] = std::make_unique<BlockReceiver>(model, some, begin);
+    const absl::Span<const BlockKey> some = Stretch(keys, i, num_streams);
+    receivers[i] =
+        std::make_unique<BlockReceiver>(model, some, StretchBegin(keys.size(), i, num_streams));
     results[i] = ReceiveStream(connection, some, *receivers[i], make_fn());
   });
 

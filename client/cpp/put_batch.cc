@@ -16,8 +16,6 @@ namespace kvstow {
 namespace {
 
 constexpr char kPutMethod[] = "/kvstow.v1.Data/Put";
-// A second stream pays from about twice this on.
-constexpr int64_t kBytesPerStream = int64_t{8} << 20;
 // Nobody waits for an Abort's answer longer than this: the ticket's deadline does the same.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(1);
 
@@ -100,13 +98,13 @@ absl::Status PutBatch::Send(const RowsOfLayers& rows, absl::Time deadline) {
   return absl::OkStatus();
 }
 
-int PutBatch::NumStreams(absl::Span<const PutFramePlan> frames) const {
+int PutBatch::NumStreamsOf(absl::Span<const PutFramePlan> frames) const {
   int64_t num_planes = 0;
   for (const PutFramePlan& frame : frames) num_planes += frame.num_planes;
   const BlockLayout& layout = *plan_.model.layout;
   const int64_t bytes = num_planes * layout.block_bytes() / layout.num_planes();
-  return static_cast<int>(std::clamp<int64_t>(bytes / kBytesPerStream, 1,
-                                              plan_.client->connection->options().num_channels));
+  return NumStreams(static_cast<int64_t>(frames.size()), bytes,
+                    plan_.client->connection->options().num_channels);
 }
 
 // Over several channels where that pays: each stream carries a stretch of the frames.
@@ -117,11 +115,8 @@ absl::Status PutBatch::SendFrames(absl::Span<const PutFramePlan> frames, const R
     is_unreachable_ = true;
     return allowed;
   }
-  const int num_streams = NumStreams(frames);
-  const auto frames_of = [&](int i) {
-    const size_t begin = frames.size() * i / num_streams;
-    return frames.subspan(begin, frames.size() * (i + 1) / num_streams - begin);
-  };
+  const int num_streams = NumStreamsOf(frames);
+  const auto frames_of = [&](int i) { return Stretch(frames, i, num_streams); };
   std::vector<StreamResult> results(num_streams);
   RunParallel(num_streams, [&](int i) { results[i] = SendStream(frames_of(i), rows, deadline); });
 

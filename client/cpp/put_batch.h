@@ -67,7 +67,7 @@ class PutBatch {
                           absl::Time deadline) const;
   StreamResult TrySendStream(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
                              absl::Duration timeout) const;
-  int NumStreams(absl::Span<const PutFramePlan> frames) const;
+  int NumStreamsOf(absl::Span<const PutFramePlan> frames) const;
   void DropFailedTickets();
   absl::Status SealSome(absl::Span<const PutTicket> tickets, absl::Time deadline);
   void Abort(absl::Span<const uint64_t> ids);

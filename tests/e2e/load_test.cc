@@ -12,17 +12,12 @@
 #include "kernels/core/clock.h"
 #include "tests/e2e/store_fixture.h"
 #include "tests/testing/rng.h"
+#include "tests/testing/sanitizer.h"
 
 namespace kvstow::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kIsSanitized = true;
-#else
-constexpr bool kIsSanitized = false;
-#endif
 
 class Load : public RunningDaemon {};
 

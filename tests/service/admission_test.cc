@@ -71,6 +71,18 @@ TEST(Admission, LivesAsLongAsItsPermits) {
   EXPECT_TRUE(watched.expired());
 }
 
+TEST(Admission, ADrainRefusesNewCallsAndWaitsForThoseAdmittedBefore) {
+  auto admission = std::make_shared<Admission>(10, 1000);
+  Permit call = *admission->AdmitCall(0);
+  admission->StartDrain();
+  EXPECT_EQ(admission->AdmitCall(0).status(),
+            absl::UnavailableError("the service is going down: try another or come back later"));
+  EXPECT_TRUE(admission->HoldBytes(1).ok()) << "a call admitted before goes on";
+  EXPECT_FALSE(admission->WaitUntilIdle(absl::ZeroDuration()));
+  call = Permit();
+  EXPECT_TRUE(admission->WaitUntilIdle(absl::ZeroDuration()));
+}
+
 TEST(Admission, WaitsUntilNothingIsHeldOrTheTimeIsUp) {
   auto admission = std::make_shared<Admission>(10, 1000);
   EXPECT_TRUE(admission->WaitUntilIdle(absl::ZeroDuration()));

@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -44,6 +45,16 @@ std::string ServerStart::Unary(const std::shared_ptr<grpc::Channel>& channel,
   grpc::Slice answer;
   if (!status->ok() || !received.TrySingleSlice(&answer).ok()) return "";
   return std::string(reinterpret_cast<const char*>(answer.begin()), answer.size());
+}
+
+// The channel of the fixture stays connected, without a call: gRPC alone would wait for it.
+TEST_F(ServerStart, DrainDoesNotWaitForClientsThatAreConnectedAndIdle) {
+  options_.drain_timeout = absl::Seconds(60);
+  Start();
+  Stat();
+  const auto start = std::chrono::steady_clock::now();
+  server_->Drain();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 TEST_F(ServerStart, ServesUnixAndTcpAtOnceAndTellsTheRealPort) {

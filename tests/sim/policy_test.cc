@@ -9,6 +9,7 @@
 #include "storage/policy/replay_report.h"
 #include "storage/policy/sessions.h"
 #include "storage/policy/simulator.h"
+#include "tests/testing/sanitizer.h"
 
 namespace kvstow::policy {
 namespace {
@@ -184,15 +185,9 @@ TEST(OracleFigures, ToldAboutSessions) {
   EXPECT_NEAR(FullHits(size), 98.0, 0.5);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kIsSanitized = true;
-#else
-constexpr bool kIsSanitized = false;
-#endif
-
 // CPU time, so that a busy machine does not decide. One million requests may take 60 s.
 TEST(SimulatorSpeed, AHundredThousandRequestsInSixSeconds) {
-  if (kIsSanitized) GTEST_SKIP() << "a sanitizer's speed says nothing";
+  if (::kvstow::testing::kIsSanitized) GTEST_SKIP() << "a sanitizer's speed says nothing";
   const absl::StatusOr<Trace> trace = RepeatTrace(Load("conversation").trace, 8);
   ASSERT_TRUE(trace.ok());
   const std::vector<Request> requests = FindSessions(*trace);
