@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
+#include "kernels/core/status_macros.h"
 #include "proto/status.h"
 
 namespace kvstow {
@@ -44,9 +45,7 @@ absl::StatusOr<Permit> Admission::Take(int32_t num_calls, int64_t num_bytes) {
   KVSTOW_CHECK(num_bytes >= 0);
   {
     MutexLock lock(&mutex_);
-    if (num_calls > 0 && is_draining_) {
-      return absl::UnavailableError("the service is going down: try another or come back later");
-    }
+    if (num_calls > 0) KVSTOW_RETURN_IF_ERROR(CheckOpenLocked());
     if (num_calls > 0 && calls_ + num_calls > calls_max_) {
       ++num_refused_by_calls_;
       return WithRetryHint(absl::ResourceExhaustedError(
@@ -73,6 +72,16 @@ void Admission::GiveBack(int32_t num_calls, int64_t num_bytes) {
     is_idle = calls_ == 0 && bytes_ == 0;
   }
   if (is_idle) idle_.SignalAll();
+}
+
+absl::Status Admission::CheckOpenLocked() const {
+  if (!is_draining_) return absl::OkStatus();
+  return absl::UnavailableError("the service is going down: try another or come back later");
+}
+
+absl::Status Admission::CheckOpen() const {
+  MutexLock lock(&mutex_);
+  return CheckOpenLocked();
 }
 
 void Admission::StartDrain() {

@@ -53,8 +53,10 @@ class Admission : public std::enable_shared_from_this<Admission> {
   // Bytes of a call that was admitted before.
   absl::StatusOr<Permit> HoldBytes(int64_t bytes);
 
-  // From now on calls are refused with kUnavailable; those admitted before go on.
+  // From now on new calls are refused with kUnavailable; those admitted before go on.
   void StartDrain();
+  // For calls too short to be counted. kUnavailable after StartDrain.
+  absl::Status CheckOpen() const;
   // Waits until no call and no byte is held. False when `timeout` passes first.
   bool WaitUntilIdle(absl::Duration timeout) const;
 
@@ -65,6 +67,7 @@ class Admission : public std::enable_shared_from_this<Admission> {
 
  private:
   friend class Permit;
+  absl::Status CheckOpenLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Permit> Take(int32_t num_calls, int64_t num_bytes);
   void GiveBack(int32_t num_calls, int64_t num_bytes);
 

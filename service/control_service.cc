@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "proto/status.h"
+#include "service/admission.h"
 #include "service/control_handlers.h"
 #include "service/verify_call.h"
 
@@ -31,6 +32,10 @@ grpc::ServerUnaryReactor* Answer(const ServiceParts& parts, grpc::CallbackServer
     timer.Done(status.code());
     reactor->Finish(ToGrpcStatus(WithRetryHint(status)));
   };
+  if (const absl::Status open = parts.admission->CheckOpen(); !open.ok()) {
+    finish(open);
+    return reactor;
+  }
   if (where == Where::kRpcThread) {
     finish(work());
     return reactor;
