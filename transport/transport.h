@@ -59,6 +59,11 @@ struct Transfer {
   absl::Duration timeout = absl::Seconds(5);  // from Post; positive
 };
 
+// Without overflow, whatever the numbers.
+bool IsInsideWindow(int64_t window_offset, int64_t bytes, int64_t window_bytes);
+// The kInvalidArgument of Channel::Post.
+absl::Status CheckTransfer(const Transfer& transfer, int64_t window_bytes);
+
 struct Completion {
   TransferId id = 0;
   // kCancelled, kDeadlineExceeded, kUnavailable (the peer is gone), kDataLoss (the path itself saw
@@ -83,7 +88,7 @@ class Channel {
   // Transfers posted on one channel may complete in any order; bytes of two that overlap are
   // undefined until both are done.
   //   kInvalidArgument    outside the window, or a timeout that is not positive
-  //   kResourceExhausted  kMaxTransfersInFlight
+  //   kResourceExhausted  kMaxTransfersInFlight are posted and not yet taken by Poll
   //   kUnavailable        the peer is gone
   virtual absl::StatusOr<TransferId> Post(const Transfer& transfer) = 0;
   // Completions, at least one unless the timeout passes first. Returns how many.

@@ -1,0 +1,249 @@
+// What is special about UCX: tickets, the end of a channel by a deadline, and what is left behind.
+// The common promises are in contract_test.cc.
+#include "transport/ucx.h"
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/transport/peer_process.h"
+#include "transport/ucx_ticket.h"
+#include "transport/window_ticket.h"
+
+namespace kvstow {
+namespace {
+
+using testing::Eventually;
+using testing::PeerProcess;
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr int64_t kBytes = 1 << 20;
+const UcxNetwork& Loopback() {
+  static const auto* network = new UcxNetwork{.tls = "tcp", .net_devices = "lo"};
+  return *network;
+}
+
+class UcxTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!IsUcxBuilt()) GTEST_SKIP() << "built without UCX";
+    MakeTransport(64);
+  }
+  void MakeTransport(int32_t channels_max) {
+    transport_ = nullptr;
+    auto made = MakeUcxTransport({.channels_max = channels_max, .network = Loopback()});
+    ASSERT_TRUE(made.ok()) << made.status();
+    transport_ = *std::move(made);
+  }
+  std::unique_ptr<Window> Open() {
+    auto window = OpenUcxWindow({.bytes = kBytes, .network = Loopback()});
+    EXPECT_TRUE(window.ok()) << window.status();
+    return window.ok() ? *std::move(window) : nullptr;
+  }
+  absl::Status AttachStatus(const std::string& ticket, absl::Duration timeout = kPatience) {
+    return transport_->Attach(ticket, timeout).status();
+  }
+  std::unique_ptr<Transport> transport_;
+};
+
+int NumOpenFds() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+TEST_F(UcxTest, ATicketSurvivesItsEncodingAndNoByteMayChange) {
+  UcxTicket ticket;
+  ticket.window_id = {'i', 'd'};
+  ticket.address = 0x7f0000001000;
+  ticket.bytes = 12345;
+  ticket.worker_address = std::string("worker\0address", 14);
+  ticket.rkey = "key";
+  const absl::StatusOr<std::string> bytes = EncodeUcxTicket(ticket);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  const absl::StatusOr<UcxTicket> back = DecodeUcxTicket(*bytes);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->window_id, ticket.window_id);
+  EXPECT_EQ(back->address, ticket.address);
+  EXPECT_EQ(back->bytes, ticket.bytes);
+  EXPECT_EQ(back->worker_address, ticket.worker_address);
+  EXPECT_EQ(back->rkey, ticket.rkey);
+  for (size_t i = 0; i < bytes->size(); ++i) {
+    std::string changed = *bytes;
+    changed[i] ^= 1;
+    EXPECT_TRUE(absl::IsInvalidArgument(DecodeUcxTicket(changed).status())) << i;
+    EXPECT_TRUE(absl::IsInvalidArgument(DecodeUcxTicket(bytes->substr(0, i)).status())) << i;
+  }
+}
+
+TEST_F(UcxTest, ATicketOfImpossibleSizeOrAddressIsRefused) {
+  UcxTicket ticket = {.address = 1 << 20, .bytes = 4096, .worker_address = "w", .rkey = "k"};
+  EXPECT_TRUE(DecodeUcxTicket(*EncodeUcxTicket(ticket)).ok());
+  const std::pair<uint64_t, uint64_t> wrong[] = {
+      {1 << 20, 0}, {1 << 20, (uint64_t{4} << 30) + 1}, {0, 4096}, {~uint64_t{0} - 100, 4096}};
+  for (const auto& [address, bytes] : wrong) {
+    ticket.address = address;
+    ticket.bytes = bytes;
+    EXPECT_TRUE(absl::IsInvalidArgument(DecodeUcxTicket(*EncodeUcxTicket(ticket)).status()));
+  }
+  ticket = {.address = 1 << 20, .bytes = 1, .worker_address = std::string(5000, 'w'), .rkey = "k"};
+  EXPECT_TRUE(absl::IsInvalidArgument(EncodeUcxTicket(ticket).status()));
+  ticket.worker_address = "";
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeUcxTicket(*EncodeUcxTicket(ticket)).status()));
+}
+
+TEST_F(UcxTest, TheCapOnChannelsHoldsAndRoomComesBack) {
+  MakeTransport(2);
+  const std::unique_ptr<Window> windows[] = {Open(), Open(), Open()};
+  auto first = transport_->Attach(windows[0]->ticket(), kPatience);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = transport_->Attach(windows[1]->ticket(), kPatience);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const absl::Status third = AttachStatus(windows[2]->ticket());
+  EXPECT_TRUE(absl::IsResourceExhausted(third)) << third;
+  EXPECT_NE(third.message().find("at most 2"), absl::string_view::npos) << third;
+  first->reset();
+  EXPECT_TRUE(AttachStatus(windows[2]->ticket()).ok());
+}
+
+TEST_F(UcxTest, AClosedWindowIsNotAttachedAgainByAnyService) {
+  const std::unique_ptr<Window> window = Open();
+  {
+    const auto channel = transport_->Attach(window->ticket(), kPatience);
+    ASSERT_TRUE(channel.ok()) << channel.status();
+    const auto other = MakeUcxTransport({.network = Loopback()});
+    ASSERT_TRUE(other.ok()) << other.status();
+    const absl::Status twice = (*other)->Attach(window->ticket(), kPatience).status();
+    EXPECT_TRUE(absl::IsNotFound(twice)) << twice;
+  }
+  EXPECT_FALSE(window->is_alive());
+  const absl::Status again = AttachStatus(window->ticket());
+  EXPECT_TRUE(absl::IsNotFound(again)) << again;
+}
+
+TEST_F(UcxTest, OfManyWhoBringOneTicketOneIsServed) {
+  for (int round = 0; round < 5; ++round) {
+    const std::unique_ptr<Window> window = Open();
+    std::vector<absl::StatusOr<std::unique_ptr<Channel>>> results(6);
+    std::vector<std::thread> threads;
+    for (auto& result : results) {
+      threads.emplace_back([&] { result = transport_->Attach(window->ticket(), kPatience); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    int attached = 0;
+    for (const auto& result : results) {
+      if (result.ok()) ++attached;
+      EXPECT_TRUE(result.ok() || absl::IsNotFound(result.status())) << result.status();
+    }
+    EXPECT_EQ(attached, 1);
+  }
+}
+
+TEST_F(UcxTest, TheTicketOfADeadWorkerIsUnavailable) {
+  std::string ticket;
+  {
+    PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
+    ASSERT_NE(peer.ticket(), "") << peer.output();
+    ticket = peer.ticket();
+  }
+  const absl::Status status = AttachStatus(ticket);
+  EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_NE(transport_->Attach(Open()->ticket(), kPatience).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(UcxTest, AttachToAStoppedWorkerEndsAtItsDeadline) {
+  PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
+  ASSERT_NE(peer.ticket(), "") << peer.output();
+  peer.Signal(SIGSTOP);
+  const absl::Status status = AttachStatus(peer.ticket(), absl::Milliseconds(200));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  peer.Signal(SIGCONT);
+}
+
+TEST_F(UcxTest, ALateTransferEndsItsChannelAndTheOthersSayWhy) {
+  PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
+  ASSERT_NE(peer.ticket(), "") << peer.output();
+  const auto channel = transport_->Attach(peer.ticket(), kPatience);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  peer.Signal(SIGSTOP);
+  std::vector<std::vector<std::byte>> locals(4, std::vector<std::byte>(kBytes));
+  std::vector<TransferId> ids;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const absl::StatusOr<TransferId> id =
+        (*channel)->Post({.local = absl::MakeSpan(locals[i]),
+                          .timeout = i == 2 ? absl::Milliseconds(200) : kPatience});
+    ASSERT_TRUE(id.ok()) << id.status();
+    ids.push_back(*id);
+  }
+  std::map<TransferId, absl::Status> done;
+  while (done.size() < locals.size()) {
+    Completion one;
+    ASSERT_EQ((*channel)->Poll({&one, 1}, kPatience), 1u);
+    done[one.id] = one.status;
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(done[ids[i]].code(),
+              i == 2 ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable)
+        << done[ids[i]];
+  }
+  EXPECT_FALSE((*channel)->is_alive());
+  EXPECT_TRUE((*channel)->Quiesce(kPatience).ok());
+  // The transport goes on with other workers.
+  EXPECT_TRUE(AttachStatus(Open()->ticket()).ok());
+}
+
+TEST_F(UcxTest, RoundsLeaveNoDescriptorBehind) {
+  { const auto warm = transport_->Attach(Open()->ticket(), kPatience); }
+  const auto round = [&] {
+    const std::unique_ptr<Window> window = Open();
+    const auto channel = transport_->Attach(window->ticket(), kPatience);
+    EXPECT_TRUE(channel.ok()) << channel.status();
+  };
+  round();
+  const int before = NumOpenFds();
+  for (int i = 0; i < 20; ++i) round();
+  EXPECT_TRUE(Eventually([&] { return NumOpenFds() <= before; }, kPatience))
+      << NumOpenFds() << " descriptors, before " << before;
+}
+
+TEST_F(UcxTest, ChannelsOutliveTheTransport) {
+  const std::unique_ptr<Window> window = Open();
+  const auto channel = transport_->Attach(window->ticket(), kPatience);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  transport_ = nullptr;
+  window->memory()[5] = std::byte{9};
+  std::vector<std::byte> local(16);
+  ASSERT_TRUE((*channel)->Post({.local = absl::MakeSpan(local)}).ok());
+  Completion one;
+  ASSERT_EQ((*channel)->Poll({&one, 1}, kPatience), 1u);
+  EXPECT_TRUE(one.status.ok()) << one.status;
+  EXPECT_EQ(local[5], std::byte{9});
+}
+
+TEST_F(UcxTest, UnknownDevicesAndSizesAreErrors) {
+  const absl::Status none =
+      OpenUcxWindow({.bytes = kBytes, .network = {.tls = "tcp", .net_devices = "nosuch0"}})
+          .status();
+  EXPECT_TRUE(absl::IsUnavailable(none)) << none;
+  for (const int64_t bytes : {int64_t{0}, int64_t{-5}, kMaxWindowBytes + 1}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(OpenUcxWindow({.bytes = bytes}).status()));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeUcxTransport({.channels_max = 0}).status()));
+}
+
+// How the operator's own settings are kept: they are in the environment before the first use, and
+// this test's process has used UCX, so the variable is only looked at.
+TEST_F(UcxTest, DefaultsAreInTheEnvironment) {
+  EXPECT_STREQ(std::getenv("UCX_TCP_TX_SEG_SIZE"), "256k");
+  EXPECT_STREQ(std::getenv("UCX_TLS"), "^shm");
+}
+
+}  // namespace
+}  // namespace kvstow
