@@ -60,9 +60,11 @@ void ShmPeers::Unwatch(Peer& peer) {
 }
 
 void ShmPeers::Refuse(int socket, const absl::Status& status) {
+  {
+    MutexLock lock(&mutex_);
+    ++totals_.refused;
+  }
   SendShmPacket(socket, EncodeShmReply(status, {})).IgnoreError();
-  MutexLock lock(&mutex_);
-  ++totals_.refused;
 }
 
 void ShmPeers::Accept(OwnedFd socket) {

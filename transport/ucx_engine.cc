@@ -125,6 +125,7 @@ void UcxEngine::Do(std::function<void()> command) {
   {
     MutexLock lock(&mutex_);
     commands_.push_back(std::move(command));
+    if (!is_asleep_) return;
   }
   const uint64_t one = 1;
   // A full counter would mean that the thread is about to wake anyhow.
@@ -157,6 +158,11 @@ void UcxEngine::Sleep(absl::Duration at_most) {
   const ucs_status_t status = ucp_worker_arm(worker_);
   if (status == UCS_ERR_BUSY) return;  // events are there already
   KVSTOW_CHECK(status == UCS_OK);
+  {
+    MutexLock lock(&mutex_);
+    if (!commands_.empty()) return;
+    is_asleep_ = true;
+  }
   std::array<pollfd, 2> entries = {
       {{.fd = event_fd_, .events = POLLIN}, {.fd = wake_fd_.get(), .events = POLLIN}}};
   const absl::Duration wait = std::clamp(at_most, absl::ZeroDuration(), absl::Seconds(1));
@@ -165,6 +171,8 @@ void UcxEngine::Sleep(absl::Duration at_most) {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = read(wake_fd_.get(), &count, sizeof(count));
   }
+  MutexLock lock(&mutex_);
+  is_asleep_ = false;
 }
 
 void UcxEngine::Run() {

@@ -66,6 +66,7 @@ class UcxEngine {
   std::vector<std::shared_ptr<UcxLink>> links_;  // of the thread
   Mutex mutex_;
   std::vector<std::function<void()>> commands_ ABSL_GUARDED_BY(mutex_);
+  bool is_asleep_ ABSL_GUARDED_BY(mutex_) = false;  // or about to be: commands wake it
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
