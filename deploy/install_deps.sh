@@ -15,6 +15,7 @@ build_packages=(
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc   # the wire
   libabsl-dev                        # Status, Span, time, strings
   librocksdb-dev                     # the disk tier
+  libucx-dev                         # windows over RDMA or TCP
   libhwy-dev                         # SIMD with run-time dispatch
   libxxhash-dev libssl-dev           # XXH3; SHA-256
   prometheus-cpp-dev                 # the metrics page

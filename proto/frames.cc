@@ -111,6 +111,9 @@ void WriteFields(const PutFrameHeader& header, Out& out) {
   fields.PackedFixed64(3, header.unit_xxh3);
   fields.PackedVarint(4, header.unit_bytes);
   fields.PackedVarint(5, header.unit_codec);
+  fields.Fixed64(6, header.channel);
+  fields.Varint(7, header.window_offset);
+  fields.Varint(8, header.window_bytes);
 }
 
 template <typename Out>
@@ -126,6 +129,8 @@ void WriteFields(const GetFrameHeader& header, Out& out) {
   fields.Text(8, header.fingerprint);
   fields.Varint(9, header.num_units);
   fields.Varint(10, header.num_tokens);
+  fields.Varint(11, header.window_offset);
+  fields.Varint(12, header.window_bytes);
 }
 
 template <typename Header, typename Out>
@@ -372,6 +377,14 @@ bool FrameParser::ReadField(uint32_t field, WireType type, PutFrameHeader& heade
       return Numbers(type, header.unit_bytes);
     case 5:
       return Numbers(type, header.unit_codec);
+    case 6:
+      if (type != kFixed64) return false;
+      header.channel = Fixed64();
+      return true;
+    case 7:
+      return Number(type, header.window_offset);
+    case 8:
+      return Number(type, header.window_bytes);
     default:
       return false;
   }
@@ -410,6 +423,10 @@ bool FrameParser::ReadField(uint32_t field, WireType type, GetFrameHeader& heade
       if (!Number(type, number)) return false;
       header.num_tokens = static_cast<uint32_t>(number);
       return true;
+    case 11:
+      return Number(type, header.window_offset);
+    case 12:
+      return Number(type, header.window_bytes);
     default:
       return false;
   }
@@ -451,6 +468,11 @@ absl::Status ParseFrame(const grpc::ByteBuffer& buffer, PutFrameHeader& header,
 absl::Status ParseFrame(const grpc::ByteBuffer& buffer, GetFrameHeader& header,
                         FramePayload& payload) {
   return ParseInto(buffer, header, payload);
+}
+
+FramePayload::FramePayload(grpc::Slice payload, bool is_shared)
+    : starts_({0}), size_(static_cast<int64_t>(payload.size())), is_shared_(is_shared) {
+  slices_.push_back(std::move(payload));
 }
 
 size_t FramePayload::PieceAt(int64_t offset) const {

@@ -36,6 +36,9 @@ struct PutFrameHeader {
   std::vector<uint64_t> unit_xxh3;
   std::vector<uint32_t> unit_bytes;
   std::vector<uint32_t> unit_codec;
+  uint64_t channel = 0;
+  uint64_t window_offset = 0;
+  uint64_t window_bytes = 0;
 };
 
 struct GetFrameHeader {
@@ -49,6 +52,8 @@ struct GetFrameHeader {
   std::string fingerprint;
   uint32_t num_units = 0;
   uint32_t num_tokens = 0;
+  uint64_t window_offset = 0;
+  uint64_t window_bytes = 0;
 };
 
 // One buffer: header and payload. The slices are shared, not copied. CHECKs kMaxFrameBytes.
@@ -58,7 +63,13 @@ grpc::ByteBuffer BuildFrame(const GetFrameHeader& header, std::vector<grpc::Slic
 // The payload of a received frame: pieces of memory that live as long as this object.
 class FramePayload {
  public:
+  FramePayload() = default;
+  // A payload that did not come in the message. `is_shared`: another process may change it at any
+  // time, so what is used must be a copy that was checked.
+  FramePayload(grpc::Slice payload, bool is_shared);
+
   int64_t size() const { return size_; }
+  bool is_shared() const { return is_shared_; }
   // Copies [offset, offset + out.size()) to `out`. CHECKs the range.
   void CopyTo(int64_t offset, absl::Span<std::byte> out) const;
   // The same range in place when it lies in one piece, else an empty span.
@@ -71,6 +82,7 @@ class FramePayload {
   std::vector<grpc::Slice> slices_;  // the payload and nothing else; keeps the memory
   std::vector<int64_t> starts_;      // offset of each slice in the payload
   int64_t size_ = 0;
+  bool is_shared_ = false;
 };
 
 // kInvalidArgument for bytes that are no such message, more than kMaxFrameBytes, a header over 64

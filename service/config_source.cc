@@ -37,7 +37,7 @@ struct FieldHelp {
   std::string_view what;
 };
 
-constexpr std::array<FieldHelp, 18> kFields = {{
+constexpr std::array<FieldHelp, 26> kFields = {{
     {"listen.unix_socket", "/tmp/kvstow.sock", "", "/run/kvstow/kvstow.sock",
      "path of the unix socket; empty for none"},
     {"listen.tcp", "", "none", "127.0.0.1:7070", "TCP address; port 0 takes a free one"},
@@ -58,6 +58,16 @@ constexpr std::array<FieldHelp, 18> kFields = {{
     {"limits.calls_in_flight", "256", "", "64", "Put, Get and Verify calls at once"},
     {"limits.bytes_in_flight", "512MiB", "", "1GiB", "bytes held for these calls"},
     {"limits.blocks", "10000000", "", "1000000", "entries of the index"},
+    {"channels.shm_socket", "auto", "auto: listen.unix_socket with .shm after it",
+     "/run/kvstow/shm.sock", "socket over which workers share memory; empty for none"},
+    {"channels.max", "256", "", "64", "windows of workers at once"},
+    {"channels.window_bytes", "4GiB", "", "1GiB", "bytes of all windows together"},
+    {"channels.ucx", "false", "", "true", "windows of trusted workers elsewhere, by UCX"},
+    {"channels.ucx_tls", "", "what UCX finds", "tcp", "as UCX_TLS"},
+    {"channels.ucx_devices", "", "all", "eth0", "as UCX_NET_DEVICES"},
+    {"peers.list", "", "none", "unix:/run/b.sock,10.0.0.2:7070",
+     "services asked for what is missing here"},
+    {"peers.timeout", "2s", "", "500ms", "what a peer may cost a call"},
     {"metrics.address", "", "none", "127.0.0.1:9400", "address of the Prometheus page"},
     {"log.level", "info", "", "warning", "debug, info, warning or error"},
 }};
@@ -110,6 +120,13 @@ absl::Status SetLeaf(const Leaf& leaf, const std::string& text) {
       uint64_t value = 0;
       if (!absl::SimpleAtoi(text, &value)) break;
       reflection->SetUInt64(leaf.message, leaf.field, value);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      if (text != "true" && text != "false") {
+        return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not true or false"));
+      }
+      reflection->SetBool(leaf.message, leaf.field, text == "true");
       return absl::OkStatus();
     }
     default:

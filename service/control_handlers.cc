@@ -84,6 +84,23 @@ v1::BlockInfo ToProto(const BlockInfo& info) {
   return message;
 }
 
+// Marks what is missing here and at a peer.
+void AskPeers(const ServiceParts& parts, const std::vector<BlockKey>& keys,
+              std::string& locations) {
+  if (parts.peers->empty()) return;
+  std::vector<BlockKey> missing;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (locations[i] != '\0') continue;
+    missing.push_back(keys[i]);
+    places.push_back(i);
+  }
+  const std::vector<bool> found = parts.peers->Lookup(missing);
+  for (size_t i = 0; i < missing.size(); ++i) {
+    if (found[i]) locations[places[i]] = static_cast<char>(v1::LOCATION_PEER);
+  }
+}
+
 }  // namespace
 
 absl::Status DoRegisterModel(const ServiceParts& parts, const v1::RegisterModelRequest& request,
@@ -122,6 +139,7 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
   for (const Location& location : found) {
     locations.push_back(static_cast<char>(LocationBits(location)));
   }
+  if (!request.local_only()) AskPeers(parts, keys, locations);
   const auto first_miss = std::find(locations.begin(), locations.end(), '\0');
   response->set_num_leading(static_cast<uint32_t>(first_miss - locations.begin()));
   if (request.has_prefix()) response->set_keys(KeysToBytes(keys));
@@ -285,7 +303,9 @@ absl::Status DoStat(const ServiceParts& parts, const v1::StatRequest&, v1::StatR
   response->set_open_tickets(static_cast<uint64_t>(stats.open_tickets));
   response->set_open_leases(static_cast<uint64_t>(stats.open_leases));
   response->set_pinned_bytes(static_cast<uint64_t>(stats.pinned_bytes));
-  for (const auto& counters : {StoreCounters(stats), parts.metrics->Counters()}) {
+  response->set_open_channels(static_cast<uint64_t>(parts.channels->num_open()));
+  for (const auto& counters : {StoreCounters(stats), parts.metrics->Counters(),
+                               PeerCounterList(parts.peers->counters())}) {
     for (const auto& [name, value] : counters) {
       (*response->mutable_counters())[std::string(name)] = static_cast<uint64_t>(value);
     }

@@ -1,18 +1,11 @@
 #include "service/control_service.h"
 
-#include <algorithm>
-#include <chrono>
-#include <utility>
-
-#include "proto/status.h"
-#include "service/admission.h"
 #include "service/control_handlers.h"
+#include "service/unary_answer.h"
 #include "service/verify_call.h"
 
 namespace kvstow {
 namespace {
-
-enum class Where { kRpcThread, kControlExecutor };
 
 // A lookup of so many keys, or the hashing of so many tokens, takes about a millisecond.
 constexpr size_t kShortLookupKeyBytes = 4096 * sizeof(BlockKey::bytes);
@@ -20,37 +13,6 @@ constexpr int kShortLookupTokens = 16384;
 constexpr int kShortBatch = 64;
 
 Where WhereFor(bool is_short) { return is_short ? Where::kRpcThread : Where::kControlExecutor; }
-
-// Runs `work` where it belongs and ends the call with its status. Request and response are gRPC's
-// and live until then.
-template <typename Work>
-grpc::ServerUnaryReactor* Answer(const ServiceParts& parts, grpc::CallbackServerContext* context,
-                                 Method method, Where where, Work work) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const CallTimer timer(parts.metrics, method);
-  const auto finish = [reactor, timer](const absl::Status& status) {
-    timer.Done(status.code());
-    reactor->Finish(ToGrpcStatus(WithRetryHint(status)));
-  };
-  if (const absl::Status open = parts.admission->CheckOpen(); !open.ok()) {
-    finish(open);
-    return reactor;
-  }
-  if (where == Where::kRpcThread) {
-    finish(work());
-    return reactor;
-  }
-  const absl::Status submitted = parts.control->Submit([finish, work] { finish(work()); });
-  if (!submitted.ok()) finish(submitted);
-  return reactor;
-}
-
-// What is left of the call's deadline, within a minute: nobody waits for the disk longer.
-absl::Duration TimeoutOf(const grpc::CallbackServerContext& context) {
-  const auto left = context.deadline() - std::chrono::system_clock::now();
-  constexpr std::chrono::system_clock::duration kMax = std::chrono::minutes(1);
-  return absl::FromChrono(std::clamp(left, std::chrono::system_clock::duration::zero(), kMax));
-}
 
 }  // namespace
 
@@ -79,7 +41,8 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* co
                                                  const v1::LookupRequest* request,
                                                  v1::LookupResponse* response) {
   const bool is_short = request->keys().size() <= kShortLookupKeyBytes &&
-                        request->prefix().token_ids_size() <= kShortLookupTokens;
+                        request->prefix().token_ids_size() <= kShortLookupTokens &&
+                        (request->local_only() || parts_.peers->empty());
   return Answer(parts_, context, Method::kLookup, WhereFor(is_short),
                 [this, request, response] { return DoLookup(parts_, *request, response); });
 }

@@ -39,6 +39,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Next() {
   const bool is_stored_form =
       form_ == v1::FORM_ENCODED || record_->entry(next_unit_).codec == CodecId::kRaw;
   absl::StatusOr<grpc::ByteBuffer> frame = is_stored_form ? StoredFrame() : DecodedFrame();
+  if (!window_fault_.ok()) return window_fault_;
   if (!frame.ok()) return EndBlock(frame.status().code());
   return frame;
 }
@@ -126,8 +127,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::StoredFrame() {
   (form_ == v1::FORM_ENCODED ? counters.get_encoded_bytes : counters.get_rows_bytes)
       .fetch_add(unit_bytes, std::memory_order_relaxed);
   counters.get_unit_bytes.fetch_add(unit_bytes, std::memory_order_relaxed);
-  grpc::Slice payload = OwnedSlice(pin_, record_->bytes().data() + begin, end - begin);
-  return Finish(std::move(header), std::move(payload));
+  return Finish(std::move(header), pin_, record_->bytes().subspan(begin, end - begin));
 }
 
 absl::StatusOr<grpc::ByteBuffer> FrameSource::DecodedFrame() {
@@ -166,11 +166,37 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::DecodedFrame() {
                                                         std::memory_order_relaxed);
   }
   parts_.metrics->transfer().get_unit_bytes.fetch_add(unit_bytes, std::memory_order_relaxed);
-  const std::byte* data = rows.get();
-  return Finish(std::move(header), OwnedSlice(std::move(rows), data, bytes));
+  const absl::Span<const std::byte> payload(rows.get(), bytes);
+  return Finish(std::move(header), std::move(rows), payload);
 }
 
-grpc::ByteBuffer FrameSource::Finish(GetFrameHeader header, grpc::Slice payload) {
+absl::Status FrameSource::StoreInWindow(GetFrameHeader& header, std::shared_ptr<const void> owner,
+                                        absl::Span<const std::byte> payload) {
+  if (payload.size() > window_.bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("window_bytes: the range is full at block ", block_idx_, ": ", window_.bytes,
+                     " bytes are left, the next frame has ", payload.size()));
+  }
+  KVSTOW_RETURN_IF_ERROR(window_.channel->Store(window_.offset, payload, std::move(owner)));
+  header.window_offset = window_.offset;
+  header.window_bytes = payload.size();
+  const uint64_t taken = std::min<uint64_t>(AlignPayload(payload.size()), window_.bytes);
+  window_.offset += taken;
+  window_.bytes -= taken;
+  parts_.metrics->transfer().get_channel_bytes.fetch_add(payload.size(), std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<grpc::ByteBuffer> FrameSource::Finish(GetFrameHeader header,
+                                                     std::shared_ptr<const void> owner,
+                                                     absl::Span<const std::byte> payload) {
+  std::vector<grpc::Slice> slices;
+  if (window_.channel != nullptr) {
+    window_fault_ = StoreInWindow(header, std::move(owner), payload);
+    KVSTOW_RETURN_IF_ERROR(window_fault_);
+  } else {
+    slices.push_back(OwnedSlice(std::move(owner), payload.data(), payload.size()));
+  }
   next_unit_ += static_cast<uint32_t>(header.unit_xxh3.size());
   if (next_unit_ == record_->num_units()) {
     record_.reset();
@@ -178,7 +204,7 @@ grpc::ByteBuffer FrameSource::Finish(GetFrameHeader header, grpc::Slice payload)
     model_.reset();
     ++block_idx_;
   }
-  return BuildFrame(header, {std::move(payload)});
+  return BuildFrame(header, std::move(slices));
 }
 
 grpc::ByteBuffer FrameSource::EndBlock(absl::StatusCode code) {

@@ -21,6 +21,7 @@
 #include "kvstow/v1/control.pb.h"
 #include "proto/frames.h"
 #include "service/admission.h"
+#include "service/channel_table.h"
 #include "service/model_registry.h"
 #include "service/service_parts.h"
 #include "storage/record.h"
@@ -29,14 +30,23 @@ namespace kvstow {
 
 class FrameSource {
  public:
+  // Where payloads go instead of into the messages: a range of a channel's window.
+  struct WindowRange {
+    std::shared_ptr<BulkChannel> channel;  // null: into the messages
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+
   // keys: at least one. form: FORM_ROWS or FORM_ENCODED.
-  FrameSource(const ServiceParts& parts, std::vector<BlockKey> keys, v1::Form form)
-      : parts_(parts), keys_(std::move(keys)), form_(form) {}
+  FrameSource(const ServiceParts& parts, std::vector<BlockKey> keys, v1::Form form,
+              WindowRange window)
+      : parts_(parts), keys_(std::move(keys)), form_(form), window_(std::move(window)) {}
 
   bool done() const { return block_idx_ >= keys_.size(); }
 
   // The next frame. May read the disk.
   //   kResourceExhausted  the bytes in flight are at their limit: the call ends
+  //   kInvalidArgument    the window's range is full;  kUnavailable: its worker is gone
   absl::StatusOr<grpc::ByteBuffer> Next();
 
  private:
@@ -53,13 +63,19 @@ class FrameSource {
   // Frames of units from next_unit_ on.
   absl::StatusOr<grpc::ByteBuffer> StoredFrame();
   absl::StatusOr<grpc::ByteBuffer> DecodedFrame();
-  grpc::ByteBuffer Finish(GetFrameHeader header, grpc::Slice payload);
+  // Ends a frame over `payload`, which `owner` keeps.
+  absl::StatusOr<grpc::ByteBuffer> Finish(GetFrameHeader header, std::shared_ptr<const void> owner,
+                                          absl::Span<const std::byte> payload);
+  absl::Status StoreInWindow(GetFrameHeader& header, std::shared_ptr<const void> owner,
+                             absl::Span<const std::byte> payload);
   grpc::ByteBuffer EndBlock(absl::StatusCode code);
   GetFrameHeader StartHeader() const;
 
   const ServiceParts& parts_;
   const std::vector<BlockKey> keys_;
   const v1::Form form_;
+  WindowRange window_;         // what is left of it
+  absl::Status window_fault_;  // of the call, not of a block
   size_t block_idx_ = 0;
   // Of the open block.
   std::shared_ptr<const PinnedBlock> pin_;

@@ -122,7 +122,8 @@ absl::StatusOr<std::vector<ArrivedUnit>> FrameWriter::Check(const PutFrameHeader
 
 absl::Span<const std::byte> FrameWriter::Rows(const ArrivedUnit& unit) {
   const absl::Span<const std::byte> in_place = payload_.Contiguous(unit.offset, unit.length);
-  if (!in_place.empty()) return in_place;
+  // What another process may change between the check and the encoder is copied first.
+  if (!in_place.empty() && !payload_.is_shared()) return in_place;
   if (scratch_bytes_ < unit.length) {
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(unit.length);
     scratch_bytes_ = unit.length;

@@ -16,8 +16,40 @@ GetCall* GetCall::Start(const ServiceParts& parts, const grpc::ByteBuffer& reque
   auto* call = new GetCall(parts);
   const absl::Status status = call->Open(request);
   if (!status.ok()) call->End(status);
+  if (status.ok() && call->FillFromPeers()) return call;
   call->Continue(/*refill_is_over=*/false);
   return call;
+}
+
+// Frames are made when the fetch is over, whatever came of it.
+bool GetCall::FillFromPeers() {
+  if (missing_.empty()) return false;
+  {
+    MutexLock lock(&mutex_);
+    refill_is_out_ = true;
+  }
+  const absl::Status submitted = parts_.fetchers->Submit([this] {
+    parts_.peers->Fill(*model_, missing_, *parts_.store);
+    Continue(/*refill_is_over=*/true);
+  });
+  if (submitted.ok()) return true;
+  MutexLock lock(&mutex_);
+  refill_is_out_ = false;  // then what is missing is missing
+  return false;
+}
+
+absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<const BlockKey> keys) {
+  if (parts_.peers->empty() || request.local_only() || request.fingerprint().empty()) {
+    return absl::OkStatus();
+  }
+  KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
+                          Digest::FromBytes(request.fingerprint(), "fingerprint"));
+  KVSTOW_ASSIGN_OR_RETURN(model_, parts_.models->Find(fingerprint));
+  const std::vector<Location> locations = parts_.store->Lookup(keys);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!locations[i].in_dram && !locations[i].in_nvme) missing_.push_back(keys[i]);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
@@ -29,7 +61,14 @@ absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
   KVSTOW_ASSIGN_OR_RETURN(std::vector<BlockKey> keys, KeysFromBytes(message.keys(), "keys", 1));
   KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(message.form(), v1::FORM_ENCODED));
   KVSTOW_ASSIGN_OR_RETURN(permit_, parts_.admission->AdmitCall(kCallBytes));
-  source_ = std::make_unique<FrameSource>(parts_, std::move(keys), form);
+  KVSTOW_RETURN_IF_ERROR(FindMissing(message, keys));
+  FrameSource::WindowRange window{.offset = message.window_offset(),
+                                  .bytes = message.window_bytes()};
+  if (message.channel() != 0) {
+    KVSTOW_ASSIGN_OR_RETURN(window.channel, parts_.channels->Find(message.channel()));
+    KVSTOW_RETURN_IF_ERROR(window.channel->CheckRange(window.offset, window.bytes));
+  }
+  source_ = std::make_unique<FrameSource>(parts_, std::move(keys), form, std::move(window));
   return absl::OkStatus();
 }
 

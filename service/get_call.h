@@ -7,10 +7,13 @@
 
 #include <deque>
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "kernels/core/mutex.h"
+#include "kvstow/v1/data.pb.h"
 #include "service/frame_source.h"
 #include "service/service_parts.h"
 
@@ -40,6 +43,10 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       : parts_(parts), timer_(parts.metrics, Method::kGet) {}
 
   absl::Status Open(const grpc::ByteBuffer& request);
+  // Which of the keys peers are to be asked for.
+  absl::Status FindMissing(const v1::GetRequest& request, absl::Span<const BlockKey> keys);
+  // True: a fetch is under way, after which the call goes on by itself.
+  bool FillFromPeers();
   Steps Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes, refills, finishes, or neither. The last thing a thread does with this call, unless it
   // is the refilling one and says that it goes on.
@@ -50,6 +57,8 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   const ServiceParts& parts_;
   const CallTimer timer_;
   Permit permit_;
+  std::vector<BlockKey> missing_;        // here; to be fetched before the first frame
+  ModelRef model_;                       // theirs
   std::unique_ptr<FrameSource> source_;  // used by the worker that refills
   grpc::ByteBuffer current_;             // of the write that is out
 

@@ -21,8 +21,9 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 constexpr std::array<std::string_view, kNumMethods> kMethodNames = {
-    "RegisterModel", "GetModel", "ListModels", "Lookup", "Reserve", "Seal", "Abort", "Acquire",
-    "Release",       "Delete",   "List",       "Stat",   "Verify",  "Put",  "Get"};
+    "RegisterModel", "GetModel", "ListModels", "Lookup",    "Reserve",     "Seal",
+    "Abort",         "Acquire",  "Release",    "Delete",    "List",        "Stat",
+    "Verify",        "Put",      "Get",        "ListPaths", "OpenChannel", "CloseChannel"};
 
 constexpr std::array<std::string_view, 17> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
@@ -152,11 +153,15 @@ class Metrics::Page final : public prometheus::Collectable {
     out.Gauge("build_info", "Always 1.", 1, {{"version", std::string(ServerVersion())}});
     AddStore(sources_.store->Stats(), out);
     AddAdmission(*sources_.admission, out);
+    out.Gauge("open_channels", "Windows of workers.", sources_.channels->num_open());
     AddExecutor(*sources_.workers, "workers", out);
     AddExecutor(*sources_.control, "control", out);
     for (const auto& [name, value] : metrics_.Counters()) {
       out.Counter(std::string(name) + "_total", "See TransferCounters in service/metrics.h.",
                   value);
+    }
+    for (const auto& [name, value] : PeerCounterList(sources_.peers->counters())) {
+      out.Counter(std::string(name) + "_total", "See PeerCounters in service/peer_set.h.", value);
     }
     AddCalls(out);
     return out.Take();
@@ -216,9 +221,18 @@ std::vector<std::pair<std::string_view, int64_t>> Metrics::Counters() const {
       {"get_rows_bytes", transfer_.get_rows_bytes.load()},
       {"get_encoded_bytes", transfer_.get_encoded_bytes.load()},
       {"get_unit_bytes", transfer_.get_unit_bytes.load()},
+      {"put_channel_bytes", transfer_.put_channel_bytes.load()},
+      {"get_channel_bytes", transfer_.get_channel_bytes.load()},
       {"raw_fallback_planes", transfer_.raw_fallback_planes.load()},
       {"bad_checksums", transfer_.bad_checksums.load()},
   };
+}
+
+std::vector<std::pair<std::string_view, int64_t>> PeerCounterList(const PeerCounters& counters) {
+  return {{"peer_hits", counters.peer_hits.load()},
+          {"peer_fetched", counters.peer_fetched.load()},
+          {"peer_refused", counters.peer_refused.load()},
+          {"peer_failures", counters.peer_failures.load()}};
 }
 
 absl::Status Metrics::Serve(const std::string& address, const MetricSources& sources) {

@@ -20,7 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/channel_table.h"
 #include "service/executor.h"
+#include "service/peer_set.h"
 #include "storage/tiered_store.h"
 
 namespace kvstow {
@@ -41,8 +43,11 @@ enum class Method : uint8_t {
   kVerify,
   kPut,
   kGet,
+  kListPaths,
+  kOpenChannel,
+  kCloseChannel,
 };
-inline constexpr int kNumMethods = 15;
+inline constexpr int kNumMethods = 18;
 std::string_view MethodName(Method method);  // "Lookup"
 
 // Upper bounds of the latency buckets in seconds; one more for everything above.
@@ -58,6 +63,8 @@ struct TransferCounters {
   std::atomic<int64_t> get_rows_bytes{0};       // sent in FORM_ROWS
   std::atomic<int64_t> get_encoded_bytes{0};    // sent in FORM_ENCODED
   std::atomic<int64_t> get_unit_bytes{0};       // read from records by both
+  std::atomic<int64_t> put_channel_bytes{0};    // payload read from windows
+  std::atomic<int64_t> get_channel_bytes{0};    // payload written into windows
   std::atomic<int64_t> raw_fallback_planes{0};  // rows that their codec could not take
   std::atomic<int64_t> bad_checksums{0};        // units that arrived with another XXH3
 };
@@ -68,7 +75,12 @@ struct MetricSources {
   const Admission* admission = nullptr;
   const Executor* workers = nullptr;
   const Executor* control = nullptr;
+  const ChannelTable* channels = nullptr;
+  const PeerSet* peers = nullptr;
 };
+
+// Counters of the peers by the names of PeerCounters.
+std::vector<std::pair<std::string_view, int64_t>> PeerCounterList(const PeerCounters& counters);
 
 // Counters of the store by the names of StoreStats: "seals", "raw_fallback_units".
 std::vector<std::pair<std::string_view, int64_t>> StoreCounters(const StoreStats& stats);

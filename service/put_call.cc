@@ -43,7 +43,8 @@ absl::Status PutCall::Accept() {
   const absl::Status parsed = ParseFrame(buffer_, frame.header, frame.payload);
   buffer_.Clear();
   KVSTOW_RETURN_IF_ERROR(parsed);
-  const int64_t bytes = frame.payload.size();
+  KVSTOW_RETURN_IF_ERROR(FindPayload(frame));
+  const int64_t bytes = frame.payload_bytes;
   {
     MutexLock lock(&mutex_);
     KVSTOW_ASSIGN_OR_RETURN(frame.ticket_idx, FindOrAddTicket(frame.header.ticket));
@@ -62,6 +63,22 @@ absl::Status PutCall::Accept() {
   return absl::OkStatus();
 }
 
+absl::Status PutCall::FindPayload(Frame& frame) const {
+  const PutFrameHeader& header = frame.header;
+  frame.payload_bytes = frame.payload.size();
+  if (header.channel == 0) return absl::OkStatus();
+  if (frame.payload.size() > 0) {
+    return absl::InvalidArgumentError("frame: a channel and a payload, want one of them");
+  }
+  if (header.window_bytes > static_cast<uint64_t>(kMaxFrameBytes)) {
+    return absl::InvalidArgumentError(absl::StrCat("frame: window_bytes ", header.window_bytes,
+                                                   ", want at most ", kMaxFrameBytes));
+  }
+  frame.payload_bytes = static_cast<int64_t>(header.window_bytes);
+  KVSTOW_ASSIGN_OR_RETURN(frame.channel, parts_.channels->Find(header.channel));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<size_t> PutCall::FindOrAddTicket(TicketId ticket) {
   const auto [entry, is_new] = ticket_idx_.try_emplace(ticket, tickets_.size());
   if (!is_new) return entry->second;
@@ -76,13 +93,25 @@ absl::StatusOr<size_t> PutCall::FindOrAddTicket(TicketId ticket) {
 void PutCall::Work(const Frame& frame) {
   const std::shared_ptr<const TicketPlan> plan = PlanOf(frame.ticket_idx);
   if (plan != nullptr) {
-    const WriteOutcome outcome =
-        WriteFrame(*parts_.store, *plan, frame.header, frame.payload, parts_.metrics->transfer());
-    if (!outcome.fault.ok()) RecordFault(frame.ticket_idx, outcome.fault);
-    MutexLock lock(&mutex_);
-    tickets_[frame.ticket_idx].num_units += outcome.num_units;
+    const absl::Status status = Write(frame, *plan);
+    if (!status.ok()) RecordFault(frame.ticket_idx, status);
   }
   Continue(&frame);
+}
+
+absl::Status PutCall::Write(const Frame& frame, const TicketPlan& plan) {
+  TransferCounters& counters = parts_.metrics->transfer();
+  FramePayload payload = frame.payload;
+  if (frame.channel != nullptr) {
+    const PutFrameHeader& header = frame.header;
+    KVSTOW_ASSIGN_OR_RETURN(payload,
+                            frame.channel->Load(header.window_offset, header.window_bytes));
+    counters.put_channel_bytes.fetch_add(payload.size(), std::memory_order_relaxed);
+  }
+  const WriteOutcome outcome = WriteFrame(*parts_.store, plan, frame.header, payload, counters);
+  MutexLock lock(&mutex_);
+  tickets_[frame.ticket_idx].num_units += outcome.num_units;
+  return outcome.fault;
 }
 
 std::shared_ptr<const TicketPlan> PutCall::PlanOf(size_t ticket_idx) {
@@ -118,7 +147,7 @@ void PutCall::Continue(const Frame* finished) {
     MutexLock lock(&mutex_);
     if (finished != nullptr) {
       --frames_in_work_;
-      bytes_in_work_ -= finished->payload.size();
+      bytes_in_work_ -= finished->payload_bytes;
     }
     if (read_is_out_) return;
     if (reads_are_done_) {

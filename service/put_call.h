@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "kernels/core/mutex.h"
 #include "proto/frames.h"
+#include "service/channel_table.h"
 #include "service/frame_writer.h"
 #include "service/service_parts.h"
 
@@ -38,6 +39,8 @@ class PutCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   struct Frame {
     PutFrameHeader header;
     FramePayload payload;
+    std::shared_ptr<BulkChannel> channel;  // where the payload is, unless it came in the message
+    int64_t payload_bytes = 0;
     size_t ticket_idx = 0;
   };
   // What the call knows of a ticket.
@@ -54,7 +57,11 @@ class PutCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // Gives the buffer that was read to the workers. Not OK: the call cannot go on.
   absl::Status Accept();
   absl::StatusOr<size_t> FindOrAddTicket(TicketId ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A frame whose payload is in a channel's window: finds the channel. kNotFound, kInvalidArgument.
+  absl::Status FindPayload(Frame& frame) const;
   void Work(const Frame& frame);
+  // The units of a frame into their place.
+  absl::Status Write(const Frame& frame, const TicketPlan& plan);
   std::shared_ptr<const TicketPlan> PlanOf(size_t ticket_idx);
   void RecordFault(size_t ticket_idx, const absl::Status& fault);
   // Reads on, or finishes, or neither while work is under way. `finished`: the frame whose work

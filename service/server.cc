@@ -14,12 +14,14 @@
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
 #include "service/admission.h"
+#include "service/channel_service.h"
 #include "service/control_service.h"
 #include "service/data_service.h"
 #include "service/executor.h"
 #include "service/listen_address.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
+#include "service/served_paths.h"
 #include "service/service_parts.h"
 
 namespace kvstow {
@@ -30,6 +32,8 @@ namespace {
 constexpr int kMaxReceiveBytes = 8 << 20;
 // Threads for control work that waits: a few durable seals at once.
 constexpr int32_t kControlThreads = 4;
+// Gets that wait for peers at once; the others wait in line for at most a fetch's timeout.
+constexpr int32_t kFetcherThreads = 4;
 // How long Drain gives short control calls, once the long ones have ended.
 constexpr absl::Duration kShortCallTimeout = absl::Milliseconds(500);
 // How long Drain waits for gRPC to let go of the slices it was sending.
@@ -67,10 +71,14 @@ struct Server::State {
   Metrics metrics;
   std::unique_ptr<Executor> workers;
   std::unique_ptr<Executor> control;
+  std::unique_ptr<Executor> fetchers;
+  std::unique_ptr<ChannelTable> channels;
+  std::unique_ptr<PeerSet> peers;
   ServiceParts parts;
   std::unique_ptr<ModelService> model_service;
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<DataService> data_service;
+  std::unique_ptr<ChannelService> channel_service;
   std::unique_ptr<grpc::Server> grpc_server;
   int tcp_port = 0;
   bool is_drained = false;
@@ -97,7 +105,10 @@ absl::Status Server::State::OpenStore(const Clock* clock) {
 void Server::State::BuildServices() {
   const LimitsOptions& limits = options.limits;
   admission = std::make_shared<Admission>(limits.calls_in_flight_max, limits.bytes_in_flight_max);
+  channels =
+      std::make_unique<ChannelTable>(OpenPaths(options.channels), options.channels.channels_max);
   workers = std::make_unique<Executor>("worker", limits.worker_threads, limits.queue_max);
+  fetchers = std::make_unique<Executor>("fetcher", kFetcherThreads, limits.queue_max);
   control = std::make_unique<Executor>("control", kControlThreads, limits.queue_max);
   parts = {.options = &options,
            .store = store.get(),
@@ -106,10 +117,14 @@ void Server::State::BuildServices() {
            .control = control.get(),
            .admission = admission,
            .metrics = &metrics,
+           .channels = channels.get(),
+           .peers = peers.get(),
+           .fetchers = fetchers.get(),
            .started_at = std::chrono::steady_clock::now()};
   model_service = std::make_unique<ModelService>(parts);
   control_service = std::make_unique<ControlService>(parts);
   data_service = std::make_unique<DataService>(parts);
+  channel_service = std::make_unique<ChannelService>(parts);
 }
 
 absl::Status Server::State::Listen() {
@@ -126,6 +141,7 @@ absl::Status Server::State::Listen() {
   builder.RegisterService(model_service.get());
   builder.RegisterService(control_service.get());
   builder.RegisterService(data_service.get());
+  builder.RegisterService(channel_service.get());
   grpc_server = builder.BuildAndStart();
   // gRPC does not say which address it was or why; the checks before catch all but a race.
   if (grpc_server == nullptr || (!options.tcp.empty() && tcp_port == 0) ||
@@ -137,7 +153,9 @@ absl::Status Server::State::Listen() {
   return metrics.Serve(options.metrics_address, {.store = store.get(),
                                                  .admission = admission.get(),
                                                  .workers = workers.get(),
-                                                 .control = control.get()});
+                                                 .control = control.get(),
+                                                 .channels = channels.get(),
+                                                 .peers = peers.get()});
 }
 
 // Slices point into the store's memory: it must not go before gRPC has let go of them.
@@ -157,6 +175,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                                                       const Clock* clock) {
   KeepGrpcInitialized();
   auto state = std::make_unique<State>(options);
+  KVSTOW_ASSIGN_OR_RETURN(state->peers, PeerSet::Create(options.peers));
   KVSTOW_RETURN_IF_ERROR(state->OpenStore(clock));
   state->BuildServices();
   std::unique_ptr<Server> server(new Server(std::move(state)));
@@ -179,9 +198,11 @@ void Server::Drain() {
     state.grpc_server.reset();
   }
   state.metrics.Stop();
+  state.fetchers.reset();
   state.control.reset();
   state.workers.reset();
   state.WaitForSlices();
+  state.channels.reset();
   state.models.reset();
   state.store.reset();  // flushes
   // gRPC removes the socket when it stops to listen; where it did not, we do.

@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 #include "server_config.pb.h"
@@ -201,6 +202,32 @@ absl::Status CheckLimits(const LimitsOptions& limits, const Machine& machine) {
                     machine.memory_bytes);
 }
 
+// "auto" has no shared memory where there is no unix socket, or where the longer path does not fit.
+absl::Status ReadChannels(const v1::ServerConfig& config, ServerOptions& options) {
+  ChannelOptions& channels = options.channels;
+  channels.shm_socket = config.channels().shm_socket();
+  if (channels.shm_socket == "auto") {
+    channels.shm_socket = options.unix_socket.empty() ? "" : options.unix_socket + ".shm";
+    if (channels.shm_socket.size() > kUnixPathBytesMax) channels.shm_socket.clear();
+  }
+  channels.channels_max = ClampToInt32(config.channels().max());
+  channels.with_ucx = config.channels().ucx();
+  channels.ucx = {.tls = config.channels().ucx_tls(),
+                  .net_devices = config.channels().ucx_devices()};
+  return ReadBytes({"channels.window_bytes", config.channels().window_bytes()},
+                   channels.window_bytes_max);
+}
+
+absl::Status CheckChannels(const ChannelOptions& channels, const Machine& machine) {
+  if (channels.shm_socket.size() > kUnixPathBytesMax) {
+    return BadField("channels.shm_socket", absl::StrCat(channels.shm_socket.size(), " bytes"),
+                    absl::StrCat("at most ", kUnixPathBytesMax, " bytes"));
+  }
+  KVSTOW_RETURN_IF_ERROR(CheckCount("channels.max", channels.channels_max, 1, 1 << 16));
+  return CheckBytes("channels.window_bytes", channels.window_bytes_max, kDramBytesMin,
+                    std::max(machine.memory_bytes, ChannelOptions().window_bytes_max));
+}
+
 }  // namespace
 
 Machine ThisMachine() {
@@ -212,6 +239,11 @@ absl::Status ServerOptions::Validate(const Machine& machine) const {
   KVSTOW_RETURN_IF_ERROR(CheckAddresses(*this));
   KVSTOW_RETURN_IF_ERROR(CheckStore(store, machine));
   KVSTOW_RETURN_IF_ERROR(CheckLimits(limits, machine));
+  KVSTOW_RETURN_IF_ERROR(CheckChannels(channels, machine));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckDuration("peers.timeout", peers.timeout, absl::Milliseconds(10), absl::Minutes(1)));
+  // Nothing is opened yet, so the list is checked before the daemon touches anything.
+  KVSTOW_RETURN_IF_ERROR(PeerSet::Create(peers).status());
   KVSTOW_RETURN_IF_ERROR(
       CheckDuration("drain_timeout", drain_timeout, absl::ZeroDuration(), absl::Hours(1)));
   return store.Validate();
@@ -240,6 +272,10 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
                                    options.limits.bytes_in_flight_max));
   store.blocks_max = static_cast<int64_t>(
       std::min<uint64_t>(config.limits().blocks(), std::numeric_limits<int64_t>::max()));
+  KVSTOW_RETURN_IF_ERROR(ReadChannels(config, options));
+  options.peers.targets = absl::StrSplit(config.peers().list(), ',', absl::SkipWhitespace());
+  KVSTOW_RETURN_IF_ERROR(
+      ReadDuration({"peers.timeout", config.peers().timeout()}, options.peers.timeout));
   options.metrics_address = config.metrics().address();
   KVSTOW_RETURN_IF_ERROR(ReadLogLevel(config.log().level(), options.log_level));
   KVSTOW_RETURN_IF_ERROR(

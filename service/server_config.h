@@ -18,7 +18,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/core/log.h"
+#include "service/peer_set.h"
 #include "storage/tiered_store.h"
+#include "transport/ucx.h"
 
 namespace kvstow {
 namespace v1 {
@@ -43,11 +45,21 @@ struct LimitsOptions {
   int64_t bytes_in_flight_max = int64_t{512} << 20;
 };
 
+struct ChannelOptions {
+  std::string shm_socket;  // path; empty for none
+  int32_t channels_max = 256;
+  int64_t window_bytes_max = int64_t{4} << 30;
+  bool with_ucx = false;
+  UcxNetwork ucx;
+};
+
 struct ServerOptions {
   std::string unix_socket = "/tmp/kvstow.sock";  // path; empty for none
   std::string tcp;                               // "HOST:PORT"; port 0 takes a free one
   StoreOptions store;
   LimitsOptions limits;
+  ChannelOptions channels;
+  PeerOptions peers;
   std::string metrics_address;  // "HOST:PORT" of the Prometheus page; empty for none
   Severity log_level = Severity::kInfo;
   absl::Duration drain_timeout = absl::Seconds(10);  // how long SIGTERM waits for calls in flight

@@ -7,9 +7,11 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/channel_table.h"
 #include "service/executor.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
+#include "service/peer_set.h"
 #include "service/server_config.h"
 #include "storage/tiered_store.h"
 
@@ -28,6 +30,9 @@ struct ServiceParts {
       nullptr;  // everything else that may wait, so that planes never queue behind it
   std::shared_ptr<Admission> admission;
   Metrics* metrics = nullptr;
+  ChannelTable* channels = nullptr;
+  PeerSet* peers = nullptr;
+  Executor* fetchers = nullptr;  // what waits for peers
   std::chrono::steady_clock::time_point started_at;
 };
 

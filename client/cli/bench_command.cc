@@ -5,7 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/bench_codec.h"
-#include "client/cli/bench_grpc.h"
+#include "client/cli/bench_path.h"
 #include "client/cli/commands.h"
 #include "client/cli/output.h"
 #include "kernels/codec/codec.h"
@@ -21,13 +21,14 @@ constexpr int32_t kThreadsMax = 256;
 
 constexpr Option kBenchOptions[] = {
     {"codec", "LIST", "encode and decode of these codecs (tq4,tqm4,int8,raw or all)"},
-    {"path", "NAME", "transfers through the service: grpc"},
+    {"path", "LIST", "transfers through the service: shm, ucx, grpc or all"},
+    {"preset", "LIST", "with --path: codecs, as of put --codec", "lossless"},
     {"dims", "LIST", "with --codec: head_dim", "64,128"},
     {"threads", "LIST", "with --codec: numbers of threads", "1,2"},
     {"input", "SIZE", "with --codec: bytes of rows", "64MiB"},
-    {"size", "SIZE", "with --path: bytes of a block, a multiple of 256KiB", "1MiB"},
+    {"size", "LIST", "with --path: bytes of a block, multiples of 64KiB", "1MiB"},
     {"total", "SIZE", "with --path: bytes of a round; more than the cache when not given"},
-    {"blocks-per-call", "N", "with --path: blocks of one Put or Get", "32"},
+    {"blocks-per-call", "N", "with --path: blocks of one Put or Get; 32MiB of them when not given"},
     {"rounds", "N", "with --path: rounds, of which the median counts", "5"},
 };
 
@@ -106,62 +107,107 @@ absl::Status BenchCodecs(const Args& args, Output& output) {
 
 // --- paths ---
 
-absl::StatusOr<GrpcBenchOptions> ReadGrpcOptions(const Args& args) {
-  GrpcBenchOptions options;
+constexpr PathKind kBenchPaths[] = {PathKind::kShm, PathKind::kUcx, PathKind::kGrpc};
+
+absl::StatusOr<std::vector<PathKind>> ReadPaths(const Args& args) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::vector<std::string> names, args.List("path"));
+  std::vector<PathKind> paths;
+  if (names == std::vector<std::string>{"all"}) {
+    paths.assign(std::begin(kBenchPaths), std::end(kBenchPaths));
+    return paths;
+  }
+  for (const std::string& name : names) {
+    const auto* const found = std::find_if(std::begin(kBenchPaths), std::end(kBenchPaths),
+                                           [&](PathKind path) { return PathName(path) == name; });
+    if (found == std::end(kBenchPaths)) {
+      return UsageError(absl::StrCat("--path holds \"", name, "\", want shm, ucx, grpc or all"));
+    }
+    paths.push_back(*found);
+  }
+  return paths;
+}
+
+// All but the size, of which there may be several.
+absl::StatusOr<PathBenchOptions> ReadPathOptions(const Args& args) {
+  PathBenchOptions options;
   if (args.Has("target")) options.target = args.Text("target");
-  KVSTOW_ASSIGN_OR_RETURN(options.block_bytes, args.Bytes("size"));
+  KVSTOW_ASSIGN_OR_RETURN(options.paths, ReadPaths(args));
+  KVSTOW_ASSIGN_OR_RETURN(options.presets, args.List("preset"));
+  for (const std::string& preset : options.presets) {
+    if (const absl::Status status = ParseCodecChoice(preset).status(); !status.ok()) {
+      return UsageError(absl::StrCat("--preset: ", status.message()));
+    }
+  }
   if (args.Has("total")) {
     KVSTOW_ASSIGN_OR_RETURN(options.total_bytes, args.Bytes("total"));
   }
-  KVSTOW_ASSIGN_OR_RETURN(const int64_t blocks, args.Int("blocks-per-call", 1, 4096));
+  if (args.Has("blocks-per-call")) {
+    KVSTOW_ASSIGN_OR_RETURN(const int64_t blocks, args.Int("blocks-per-call", 1, 4096));
+    options.blocks_per_call = static_cast<int32_t>(blocks);
+  }
   KVSTOW_ASSIGN_OR_RETURN(const int64_t rounds, args.Int("rounds", 1, 100));
   KVSTOW_ASSIGN_OR_RETURN(options.timeout, args.Duration("timeout"));
-  options.blocks_per_call = static_cast<int32_t>(blocks);
   options.rounds = static_cast<int32_t>(rounds);
-  if (const absl::Status status = options.Validate(); !status.ok()) {
-    return UsageError(std::string(status.message()));
-  }
   return options;
 }
 
-absl::Status BenchGrpc(const Args& args, Output& output) {
-  KVSTOW_ASSIGN_OR_RETURN(GrpcBenchOptions options, ReadGrpcOptions(args));
-  Progress progress(output, "bench", options.rounds + 1);
-  options.progress = [&](int num_done, int) { progress.Update(num_done); };
-  Table table({"CASE", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS"});
-  KVSTOW_RETURN_IF_ERROR(RunGrpcBench(options, [&](const PathBenchLine& line) {
-    Json json = {{"case", line.case_name}, {"gb_per_s", line.gb_per_s}};
-    if (!line.ceiling.empty()) {
-      json["ceiling"] = line.ceiling;
-      json["ratio"] = line.ratio;
+void ShowPathLine(const PathBenchLine& line, Output& output, Table& table) {
+  Json json = {
+      {"case", line.case_name}, {"block_bytes", line.block_bytes}, {"gb_per_s", line.gb_per_s}};
+  if (!line.ceiling.empty()) {
+    json["ceiling"] = line.ceiling;
+    json["ratio"] = line.ratio;
+  }
+  if (line.cpu_s_per_gb.has_value()) json["cpu_s_per_gb"] = *line.cpu_s_per_gb;
+  if (line.p50_ms.has_value()) json["p50_ms"] = *line.p50_ms;
+  if (line.p99_ms.has_value()) json["p99_ms"] = *line.p99_ms;
+  output.Json(json);
+  table.AddRow({line.case_name, FormatBytes(line.block_bytes), FormatNumber(line.gb_per_s, 2),
+                line.ceiling.empty() ? "-" : line.ceiling, Cell(line.ratio, 2),
+                Cell(line.cpu_s_per_gb.value_or(0), 2), Cell(line.p50_ms.value_or(0), 2),
+                Cell(line.p99_ms.value_or(0), 2)});
+}
+
+absl::Status BenchPaths(const Args& args, Output& output) {
+  KVSTOW_ASSIGN_OR_RETURN(PathBenchOptions options, ReadPathOptions(args));
+  KVSTOW_ASSIGN_OR_RETURN(const std::vector<std::string> sizes, args.List("size"));
+  std::vector<int64_t> block_bytes;
+  for (const std::string& size : sizes) {
+    const absl::StatusOr<int64_t> bytes = ParseBytes(size);
+    if (!bytes.ok()) return UsageError(absl::StrCat("--size: ", bytes.status().message()));
+    options.block_bytes = *bytes;
+    if (const absl::Status status = options.Validate(); !status.ok()) {
+      return UsageError(std::string(status.message()));
     }
-    if (line.cpu_s_per_gb.has_value()) json["cpu_s_per_gb"] = *line.cpu_s_per_gb;
-    if (line.p50_ms.has_value()) json["p50_ms"] = *line.p50_ms;
-    if (line.p99_ms.has_value()) json["p99_ms"] = *line.p99_ms;
-    output.Json(json);
-    table.AddRow({line.case_name, FormatNumber(line.gb_per_s, 2),
-                  line.ceiling.empty() ? "-" : line.ceiling, Cell(line.ratio, 2),
-                  Cell(line.cpu_s_per_gb.value_or(0), 2), Cell(line.p50_ms.value_or(0), 2),
-                  Cell(line.p99_ms.value_or(0), 2)});
-  }));
+    block_bytes.push_back(*bytes);
+  }
+  const int num_rounds = (options.rounds + 1) * static_cast<int>(block_bytes.size());
+  Progress progress(output, "bench", num_rounds);
+  Table table({"CASE", "BLOCK", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS"});
+  int num_before = 0;
+  for (const int64_t bytes : block_bytes) {
+    options.block_bytes = bytes;
+    options.progress = [&](int num_done, int) { progress.Update(num_before + num_done); };
+    KVSTOW_RETURN_IF_ERROR(RunPathBench(
+        options, [&](const PathBenchLine& line) { ShowPathLine(line, output, table); }));
+    num_before += options.rounds + 1;
+  }
   output.Line(table.Text());
   return absl::OkStatus();
 }
 
 absl::Status RunBench(const Args& args, Output& output) {
   if (args.Has("codec") == args.Has("path")) {
-    return UsageError("what to measure: --codec LIST or --path grpc?");
+    return UsageError("what to measure: --codec LIST or --path LIST?");
   }
-  if (args.Has("codec")) return BenchCodecs(args, output);
-  KVSTOW_RETURN_IF_ERROR(args.OneOf("path", {"grpc"}).status());
-  return BenchGrpc(args, output);
+  return args.Has("codec") ? BenchCodecs(args, output) : BenchPaths(args, output);
 }
 
 constexpr Command kBenchCommands[] = {
     {{.name = "bench",
       .summary = "measure codecs or transfers against this machine's own limits",
       .details = "Bytes are verified before anything is reported. GB are 10^9 bytes of unquantized "
-                 "KV. RATIO is to the\nceiling, measured in the same run. With --path grpc and no "
+                 "KV. RATIO is to the\nceiling, measured in the same run. With --path and no "
                  "--target a daemon of its own is started.\nCPU S/GB: of both processes.",
       .options = kBenchOptions,
       .example = "kvstow bench --path grpc --json"},

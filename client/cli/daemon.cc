@@ -67,7 +67,8 @@ absl::StatusOr<std::string> FindDaemon() {
                                           "; build it, or start a daemon and give --target"));
 }
 
-absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(int64_t dram_bytes) {
+absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(
+    int64_t dram_bytes, const std::vector<std::string>& extra_flags) {
   KVSTOW_ASSIGN_OR_RETURN(const std::string program, FindDaemon());
   std::string dir = (std::filesystem::temp_directory_path() / "kvstow-bench-XXXXXX").string();
   if (mkdtemp(dir.data()) == nullptr) return absl::ErrnoToStatus(errno, dir);
@@ -75,10 +76,14 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(int64_t dram
   daemon->dir_ = dir;
   const std::string socket = absl::StrCat(dir, "/kvstow.sock");
   daemon->target_ = absl::StrCat("unix:", socket);
-  daemon->pid_ = Spawn(
-      {program, absl::StrCat("--listen.unix_socket=", socket), "--listen.tcp=", "--nvme.path=",
-       "--metrics.address=", absl::StrCat("--dram.capacity=", dram_bytes, "B")},
-      absl::StrCat(dir, "/log"));
+  std::vector<std::string> argv = {program,
+                                   absl::StrCat("--listen.unix_socket=", socket),
+                                   "--listen.tcp=",
+                                   "--nvme.path=",
+                                   "--metrics.address=",
+                                   absl::StrCat("--dram.capacity=", dram_bytes, "B")};
+  argv.insert(argv.end(), extra_flags.begin(), extra_flags.end());
+  daemon->pid_ = Spawn(argv, absl::StrCat(dir, "/log"));
   if (daemon->pid_ < 0) return absl::ErrnoToStatus(errno, "fork");
   daemon->pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, daemon->pid_, 0));
   if (daemon->pidfd_ < 0) return absl::ErrnoToStatus(errno, "pidfd_open");

@@ -25,7 +25,8 @@ absl::StatusOr<std::string> FindDaemon();
 class DaemonProcess {
  public:
   // Memory tier only. kUnavailable: it did not answer in 60 s or ended; with its last log line.
-  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(int64_t dram_bytes);
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(
+      int64_t dram_bytes, const std::vector<std::string>& extra_flags = {});
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;

@@ -62,6 +62,7 @@ struct ServiceStat {
 // Bits of a location, as LocationBit of control.proto.
 inline constexpr uint32_t kLocationDram = 1;
 inline constexpr uint32_t kLocationNvme = 2;
+inline constexpr uint32_t kLocationPeer = 4;
 
 // As BlockInfo of control.proto.
 struct ListedBlock {

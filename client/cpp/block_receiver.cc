@@ -10,10 +10,8 @@
 #include "proto/convert.h"
 
 namespace kvstow {
-namespace {
-
-// A block's units, each aligned. Codecs are smaller than the rows or a few bytes larger.
-int64_t BlockMemoryBytes(const BlockLayout& layout) {
+// Codecs are smaller than the rows or a few bytes larger.
+int64_t MaxBlockBytes(const BlockLayout& layout) {
   int64_t bytes = 0;
   for (const PlaneInfo& plane : layout.planes()) {
     const PlaneShape shape = ShapeOf(layout, plane);
@@ -26,15 +24,13 @@ int64_t BlockMemoryBytes(const BlockLayout& layout) {
   return bytes;
 }
 
-}  // namespace
-
 BlockReceiver::BlockReceiver(const Model& model, absl::Span<const BlockKey> keys,
                              size_t first_block)
     : model_(model),
       keys_(keys),
       first_block_(static_cast<int64_t>(first_block)),
       statuses_(keys.size()),
-      memory_bytes_(BlockMemoryBytes(*model.layout)) {
+      memory_bytes_(MaxBlockBytes(*model.layout)) {
   memory_.reset(new std::byte[memory_bytes_]);
 }
 

@@ -32,6 +32,9 @@ struct ReceivedBlock {
   std::vector<Unit> units;
 };
 
+// Bytes of a block's units at most, each aligned as in a payload.
+int64_t MaxBlockBytes(const BlockLayout& layout);
+
 class BlockReceiver {
  public:
   // Block i of the frames is block `first_block + i` of what the caller asked for, and is called

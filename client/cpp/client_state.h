@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "client/cpp/bulk_windows.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/kv_client.h"
 
@@ -13,6 +14,7 @@ namespace kvstow {
 
 struct ClientState {
   std::unique_ptr<Connection> connection;
+  std::unique_ptr<BulkWindows> windows;
   std::atomic<int64_t> corrupt_blocks{0};
 };
 

@@ -23,6 +23,7 @@ constexpr int kMaxChannels = 16;
 constexpr int kMaxMessageBytes = 16 << 20;  // a page of a list; frames stay below 4 MiB
 constexpr size_t kMaxUnixPathBytes = 107;   // of sockaddr_un, without the final zero
 constexpr int64_t kPooledBytesMax = int64_t{16} << 20;
+constexpr int64_t kMinWindowBytes = int64_t{1} << 20;
 constexpr char kUnixPrefix[] = "unix:";
 
 absl::Status BadOption(std::string_view field, const std::string& found, std::string_view want) {
@@ -88,6 +89,14 @@ absl::Status KvClientOptions::Validate() const {
     return BadOption("num_channels", absl::StrCat(num_channels),
                      absl::StrCat("1 to ", kMaxChannels));
   }
+  for (const PathKind path : paths) {
+    if (path == PathKind::kShm || path == PathKind::kUcx) continue;
+    return BadOption("paths", std::string(PathName(path)), "shm or ucx; gRPC is always there");
+  }
+  if (window_bytes < kMinWindowBytes || window_bytes > kMaxWindowBytes) {
+    return BadOption("window_bytes", absl::StrCat(window_bytes),
+                     absl::StrCat(kMinWindowBytes, " to ", kMaxWindowBytes));
+  }
   KVSTOW_RETURN_IF_ERROR(CheckPositive("control_timeout", control_timeout));
   KVSTOW_RETURN_IF_ERROR(CheckPositive("data_timeout", data_timeout));
   KVSTOW_RETURN_IF_ERROR(CheckPositive("breaker.slow_call", breaker.slow_call));
@@ -116,6 +125,7 @@ Connection::Connection(const KvClientOptions& options)
     if (i == 0) {
       control_ = v1::Control::NewStub(channel);
       models_ = v1::Models::NewStub(channel);
+      channels_ = v1::Channels::NewStub(channel);
     }
     data_stubs_.push_back(std::make_unique<grpc::GenericStub>(std::move(channel)));
   }

@@ -1,7 +1,10 @@
 // Get: blocks by key, checked whole and then written into the caller's memory.
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/block_receiver.h"
@@ -23,20 +26,49 @@ constexpr absl::Duration kVerifyTimeout = absl::Seconds(1);
 
 using BlockFn = std::function<void(const ReceivedBlock&)>;
 
-grpc::ByteBuffer GetRequestBytes(absl::Span<const BlockKey> keys) {
-  v1::GetRequest request;
+grpc::ByteBuffer GetRequestBytes(const v1::GetRequest& common, absl::Span<const BlockKey> keys,
+                                 const BulkArea* area) {
+  v1::GetRequest request = common;
+  if (area != nullptr) {
+    request.set_channel(area->channel());
+    request.set_window_offset(area->window_offset());
+    request.set_window_bytes(area->memory().size());
+  }
   request.set_keys(KeysToBytes(keys));
   request.set_form(v1::FORM_ENCODED);
   return ToByteBuffer(request);
 }
 
-absl::Status ReceiveFrames(RawStream& stream, BlockReceiver& receiver, const BlockFn& on_block) {
+// The payload of a frame that says where in the window it is. kDataLoss: not within our area.
+absl::Status TakeFromWindow(const GetFrameHeader& header, const BulkArea& area,
+                            FramePayload& payload) {
+  const uint64_t begin = header.window_offset - area.window_offset();
+  const uint64_t all = area.memory().size();
+  if (begin > all || header.window_bytes > all - begin) {
+    return absl::DataLossError(absl::StrCat("get: a payload at ", header.window_offset, " of ",
+                                            header.window_bytes, " bytes, outside of the area"));
+  }
+  auto* kept = new std::shared_ptr<const void>(area.owner());
+  payload = FramePayload(
+      grpc::Slice(
+          area.memory().data() + begin, header.window_bytes,
+          [](void* user) { delete static_cast<std::shared_ptr<const void>*>(user); }, kept),
+      /*is_shared=*/true);
+  return absl::OkStatus();
+}
+
+absl::Status ReceiveFrames(RawStream& stream, const BulkArea* area, BlockReceiver& receiver,
+                           const BlockFn& on_block) {
   grpc::ByteBuffer message;
   while (stream.Read(message)) {
     stream.StartRead();  // the next one arrives while this one is checked
     GetFrameHeader header;
     FramePayload payload;
     KVSTOW_RETURN_IF_ERROR(ParseFrame(message, header, payload));
+    if (header.window_bytes > 0) {
+      if (area == nullptr) return absl::DataLossError("get: a payload in a window, but none is");
+      KVSTOW_RETURN_IF_ERROR(TakeFromWindow(header, *area, payload));
+    }
     KVSTOW_ASSIGN_OR_RETURN(const ReceivedBlock* block, receiver.OnFrame(header, payload));
     if (block != nullptr) on_block(*block);
   }
@@ -56,24 +88,91 @@ void AskToVerify(Connection& connection, absl::Span<const BlockKey> keys, absl::
   });
 }
 
-// What came of one stream.
+// What came of one stream, in the order of its keys.
 struct StreamResult {
   absl::Status status;
   absl::Duration longest_wait = absl::ZeroDuration();
+  std::vector<std::unique_ptr<BlockReceiver>> receivers;  // one for each call
 };
 
-StreamResult ReceiveStream(Connection& connection, absl::Span<const BlockKey> keys,
-                           BlockReceiver& receiver, const BlockFn& on_block) {
-  const absl::Duration timeout = connection.options().data_timeout;
+// Keys of one call; `first_block` is the place of the first one among all that are asked for.
+struct KeyRange {
+  absl::Span<const BlockKey> keys;
+  size_t first_block = 0;
+};
+
+// Fetches the blocks of one stream: in one call, or with a window in as many as it takes to pass
+// all of them through an area of it. Where the window fails, the rest goes by gRPC.
+class StreamFetcher {
+ public:
+  StreamFetcher(ClientState& client, const Model& model, absl::Time deadline)
+      : client_(client), model_(model), deadline_(deadline) {}
+
+  StreamResult Fetch(KeyRange range, const BlockFn& on_block);
+
+ private:
+  absl::Status Call(const KeyRange& range, const BulkArea* area, const BlockFn& on_block,
+                    BlockReceiver& receiver);
+
+  ClientState& client_;
+  const Model& model_;
+  const absl::Time deadline_;
+  absl::Duration longest_wait_ = absl::ZeroDuration();
+};
+
+absl::Status StreamFetcher::Call(const KeyRange& range, const BulkArea* area,
+                                 const BlockFn& on_block, BlockReceiver& receiver) {
+  Connection& connection = *client_.connection;
+  const absl::Duration timeout =
+      std::max(deadline_ - connection.clock().Now(), absl::ZeroDuration());
   RawStream stream(connection.NextDataStub(), {.method = kGetMethod, .timeout = timeout});
-  stream.Write(GetRequestBytes(keys));
+  v1::GetRequest common;
+  common.set_fingerprint(std::string(model_.fingerprint.AsStringView()));
+  common.set_local_only(connection.options().local_only);
+  stream.Write(GetRequestBytes(common, range.keys, area));
   stream.WritesDone();
-  const absl::Status fault = ReceiveFrames(stream, receiver, on_block);
+  const absl::Status fault = ReceiveFrames(stream, area, receiver, on_block);
   if (!fault.ok()) stream.Cancel();
-  StreamResult result{.status = connection.WithTarget(stream.Finish(), timeout)};
-  if (!fault.ok()) result.status = absl::DataLossError(fault.message());
-  result.longest_wait = stream.longest_wait();
-  receiver.OnEnd(result.status);
+  // The limit that the caller knows, not what was left of it for this call.
+  absl::Status status = connection.WithTarget(stream.Finish(), connection.options().data_timeout);
+  if (!fault.ok()) status = absl::DataLossError(fault.message());
+  longest_wait_ = std::max(longest_wait_, stream.longest_wait());
+  receiver.OnEnd(status);
+  return status;
+}
+
+StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
+  std::optional<BulkArea> area = client_.windows->Take();
+  const auto block_bytes = static_cast<size_t>(MaxBlockBytes(*model_.layout));
+  // A block larger than an area.
+  if (area.has_value() && area->memory().size() < block_bytes) area.reset();
+  StreamResult result;
+  while (!range.keys.empty() && result.status.ok()) {
+    size_t count = range.keys.size();
+    if (area.has_value()) {
+      const auto bytes = std::min<size_t>(area->memory().size(), kBulkCallBytes);
+      count = std::min(count, std::max<size_t>(1, bytes / block_bytes));
+    }
+    const KeyRange some{range.keys.subspan(0, count), range.first_block};
+    auto receiver = std::make_unique<BlockReceiver>(model_, some.keys, some.first_block);
+    result.status = Call(some, area.has_value() ? &*area : nullptr, on_block, *receiver);
+    if (!result.status.ok() && area.has_value()) {
+      area->Abandon();
+      area.reset();
+      if (!absl::IsDeadlineExceeded(result.status)) {
+        result.status = absl::OkStatus();
+        continue;  // the same keys, by gRPC
+      }
+    }
+    result.receivers.push_back(std::move(receiver));
+    range = {range.keys.subspan(count), range.first_block + count};
+  }
+  if (!range.keys.empty()) {  // never asked for: they end as the last call did
+    auto rest = std::make_unique<BlockReceiver>(model_, range.keys, range.first_block);
+    rest->OnEnd(result.status);
+    result.receivers.push_back(std::move(rest));
+  }
+  result.longest_wait = longest_wait_;
   return result;
 }
 
@@ -95,13 +194,10 @@ absl::StatusOr<Fetched> FetchBlocks(ClientState& client, const Model& model,
   const auto num_keys = static_cast<int64_t>(keys.size());
   const int num_streams = NumStreams(num_keys, num_keys * model.layout->block_bytes(),
                                      connection.options().num_channels);
-  std::vector<std::unique_ptr<BlockReceiver>> receivers(num_streams);
   std::vector<StreamResult> results(num_streams);
   RunParallel(num_streams, [&](int i) {
-    const absl::Span<const BlockKey> some = Stretch(keys, i, num_streams);
-    receivers[i] =
-        std::make_unique<BlockReceiver>(model, some, StretchBegin(keys.size(), i, num_streams));
-    results[i] = ReceiveStream(connection, some, *receivers[i], make_fn());
+    const KeyRange range{Stretch(keys, i, num_streams), StretchBegin(keys.size(), i, num_streams)};
+    results[i] = StreamFetcher(client, model, deadline).Fetch(range, make_fn());
   });
 
   absl::Status status;
@@ -109,15 +205,17 @@ absl::StatusOr<Fetched> FetchBlocks(ClientState& client, const Model& model,
   Fetched fetched;
   std::vector<BlockKey> corrupt;
   int64_t num_answered = 0;
-  for (int i = 0; i < num_streams; ++i) {
-    const BlockReceiver& receiver = *receivers[i];
-    status.Update(results[i].status);
-    longest_wait = std::max(longest_wait, results[i].longest_wait);
-    num_answered += receiver.num_answered();
-    fetched.received_bytes += receiver.received_bytes();
-    fetched.blocks.insert(fetched.blocks.end(), receiver.statuses().begin(),
-                          receiver.statuses().end());
-    corrupt.insert(corrupt.end(), receiver.corrupt_keys().begin(), receiver.corrupt_keys().end());
+  for (const StreamResult& result : results) {
+    status.Update(result.status);
+    longest_wait = std::max(longest_wait, result.longest_wait);
+    for (const auto& receiver : result.receivers) {
+      num_answered += receiver->num_answered();
+      fetched.received_bytes += receiver->received_bytes();
+      fetched.blocks.insert(fetched.blocks.end(), receiver->statuses().begin(),
+                            receiver->statuses().end());
+      corrupt.insert(corrupt.end(), receiver->corrupt_keys().begin(),
+                     receiver->corrupt_keys().end());
+    }
   }
   connection.Record(status, longest_wait);
   client.corrupt_blocks += static_cast<int64_t>(corrupt.size());

@@ -24,6 +24,7 @@ absl::StatusOr<Model> MakeModel(const ModelSpec& spec) {
 absl::StatusOr<std::unique_ptr<KvClient>> KvClient::Create(const KvClientOptions& options) {
   auto state = std::make_shared<ClientState>();
   KVSTOW_ASSIGN_OR_RETURN(state->connection, Connection::Create(options));
+  state->windows = std::make_unique<BulkWindows>(state->connection.get());
   return std::unique_ptr<KvClient>(new KvClient(std::move(state)));
 }
 
@@ -75,6 +76,7 @@ absl::StatusOr<LookupSummary> KvClient::Lookup(absl::Span<const BlockKey> keys) 
   Connection& connection = *state_->connection;
   v1::LookupRequest request;
   request.set_keys(KeysToBytes(keys));
+  request.set_local_only(connection.options().local_only);
   v1::LookupResponse response;
   KVSTOW_RETURN_IF_ERROR(
       connection.Call(connection.options().control_timeout, [&](grpc::ClientContext* context) {
@@ -119,6 +121,8 @@ absl::StatusOr<int64_t> KvClient::Delete(absl::Span<const BlockKey> keys) {
       }));
   return int64_t{response.num_deleted()};
 }
+
+std::string KvClient::ExplainPath() const { return state_->windows->Explain(); }
 
 BreakerState KvClient::breaker_state() const { return state_->connection->breaker_state(); }
 

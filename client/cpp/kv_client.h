@@ -32,6 +32,8 @@
 #include "kernels/core/block_layout.h"
 #include "kernels/core/model_spec.h"
 #include "kernels/layout/planes.h"
+#include "transport/transport.h"
+#include "transport/ucx.h"
 
 namespace kvstow {
 
@@ -46,7 +48,14 @@ struct KvClientOptions {
   int num_channels = 2;                          // two carry more than one, four no more than two
   absl::Duration control_timeout = absl::Seconds(5);  // of one control call
   absl::Duration data_timeout = absl::Seconds(60);    // of one whole Put or Get
+  // Paths for bytes past gRPC, best first, used where the service has them and the window can be
+  // opened; otherwise, and when one breaks, bytes go by gRPC. Empty: gRPC only.
+  std::vector<PathKind> paths = {PathKind::kShm, PathKind::kUcx};
+  int64_t window_bytes = int64_t{64} << 20;  // of memory shared with the service; 1 MiB to 4 GiB
+  UcxNetwork ucx;
   BreakerOptions breaker;
+  // Asks for what the service has itself; not for what its peers have. For services as clients.
+  bool local_only = false;
 
   absl::Status Validate() const;
 };
@@ -150,6 +159,8 @@ class KvClient {
 
   absl::StatusOr<int64_t> Delete(absl::Span<const BlockKey> keys);
 
+  // The path that bytes take now: "shm", or "grpc (why not a faster one)".
+  std::string ExplainPath() const;
   // Counters of this client; "closed", "open", "half-open".
   BreakerState breaker_state() const;
   int64_t corrupt_blocks() const;  // refused by this client's checks

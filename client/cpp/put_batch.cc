@@ -1,6 +1,7 @@
 #include "client/cpp/put_batch.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -142,22 +143,60 @@ absl::Status PutBatch::SendFrames(absl::Span<const PutFramePlan> frames, const R
   return status;
 }
 
-// Planes are idempotent, so a stream that was cut is sent once more as a whole.
+void PutBatch::StreamResult::Add(const StreamResult& other) {
+  status.Update(other.status);
+  for (const auto& [ticket, answer] : other.tickets) tickets[ticket].Update(answer);
+  longest_wait = std::max(longest_wait, other.longest_wait);
+  sent_bytes += other.sent_bytes;
+  used_window = used_window || other.used_window;
+}
+
+// Planes are idempotent, so a stream that was cut is sent once more as a whole; and one whose
+// window failed once more by gRPC, as the window is not used again.
 PutBatch::StreamResult PutBatch::SendStream(absl::Span<const PutFramePlan> frames,
                                             const RowsOfLayers& rows, absl::Time deadline) const {
-  StreamResult result = TrySendStream(frames, rows, Left(deadline));
-  if (!IsDropped(result.status) || Left(deadline) <= absl::ZeroDuration()) return result;
-  StreamResult again = TrySendStream(frames, rows, Left(deadline));
+  StreamResult result = TrySendStream(frames, rows, deadline);
+  const bool window_failed = result.used_window && !result.status.ok();
+  if ((!window_failed && !IsDropped(result.status)) || Left(deadline) <= absl::ZeroDuration()) {
+    return result;
+  }
+  StreamResult again = TrySendStream(frames, rows, deadline);
   again.sent_bytes += result.sent_bytes;
   again.longest_wait = std::max(again.longest_wait, result.longest_wait);
   return again;
 }
 
+// One call, or with a window as many as it takes to pass all frames through an area of it.
 PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> frames,
                                                const RowsOfLayers& rows,
-                                               absl::Duration timeout) const {
+                                               absl::Time deadline) const {
+  std::optional<BulkArea> area = plan_.client->windows->Take();
+  StreamResult result;
+  while (!frames.empty() && result.status.ok()) {
+    size_t count = area.has_value() ? 0 : frames.size();
+    int64_t bytes = 0;
+    while (area.has_value() && count < frames.size()) {
+      bytes += MaxPayloadBytes(plan_, frames[count]);
+      if (bytes > std::min<int64_t>(area->memory().size(), kBulkCallBytes)) break;
+      ++count;
+    }
+    if (count == 0) {  // a frame larger than an area
+      area.reset();
+      continue;
+    }
+    result.Add(SendCall(frames.subspan(0, count), rows, area.has_value() ? &*area : nullptr,
+                        Left(deadline)));
+    frames.remove_prefix(count);
+  }
+  if (area.has_value() && !result.status.ok()) area->Abandon();
+  return result;
+}
+
+PutBatch::StreamResult PutBatch::SendCall(absl::Span<const PutFramePlan> frames,
+                                          const RowsOfLayers& rows, const BulkArea* area,
+                                          absl::Duration timeout) const {
   Connection& connection = *plan_.client->connection;
-  PutFrameMaker maker(plan_, rows);
+  PutFrameMaker maker(plan_, rows, area);
   RawStream stream(connection.NextDataStub(), {.method = kPutMethod, .timeout = timeout});
   for (const PutFramePlan& frame : frames) {
     if (!stream.Write(maker.Make(frame))) break;
@@ -168,11 +207,15 @@ PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> fr
   StreamResult result{.status = connection.WithTarget(stream.Finish(), timeout)};
   result.longest_wait = stream.longest_wait();
   result.sent_bytes = maker.payload_bytes();
+  result.used_window = area != nullptr;
   if (!result.status.ok() || !has_response) return result;
   v1::PutResponse message;
   result.status = FromByteBuffer(response, "PutResponse", message);
   for (const v1::PutResult& ticket : message.results()) {
-    result.tickets[ticket.ticket()].Update(FromItemStatus(ticket.status()));
+    const absl::Status answer = FromItemStatus(ticket.status());
+    // The service answered: what it could not reach is the window.
+    if (area != nullptr && absl::IsUnavailable(answer)) result.status.Update(answer);
+    result.tickets[ticket.ticket()].Update(answer);
   }
   return result;
 }

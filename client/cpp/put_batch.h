@@ -58,6 +58,9 @@ class PutBatch {
     std::map<uint64_t, absl::Status> tickets;  // those that the service answered for
     absl::Duration longest_wait = absl::ZeroDuration();
     int64_t sent_bytes = 0;
+    bool used_window = false;
+
+    void Add(const StreamResult& other);
   };
 
   absl::Status ReserveSome(absl::Span<const int32_t> block_idxs, absl::Time deadline);
@@ -66,7 +69,9 @@ class PutBatch {
   StreamResult SendStream(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
                           absl::Time deadline) const;
   StreamResult TrySendStream(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
-                             absl::Duration timeout) const;
+                             absl::Time deadline) const;
+  StreamResult SendCall(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
+                        const BulkArea* area, absl::Duration timeout) const;
   int NumStreamsOf(absl::Span<const PutFramePlan> frames) const;
   void DropFailedTickets();
   absl::Status SealSome(absl::Span<const PutTicket> tickets, absl::Time deadline);

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/core/check.h"
 #include "kernels/core/checksum.h"
 #include "kernels/layout/planes.h"
-#include "proto/frames.h"
 
 namespace kvstow {
 namespace {
@@ -91,22 +91,22 @@ PutFrameMaker::Unit PutFrameMaker::WriteUnit(int32_t block_idx, int32_t plane_id
   return {.codec = codec, .bytes = encoder.plane_bytes(shape)};
 }
 
-grpc::ByteBuffer PutFrameMaker::Make(const PutFramePlan& frame) {
-  const BlockLayout& layout = *plan_.model.layout;
-  const int32_t block_idx = frame.ticket.block_idx;
-  int64_t max_bytes = 0;
+int64_t MaxPayloadBytes(const PutPlan& plan, const PutFramePlan& frame) {
+  int64_t bytes = 0;
   for (int32_t i = 0; i < frame.num_planes; ++i) {
-    max_bytes += UnitBytesMax(plan_, block_idx, layout.plane(frame.first_plane + i));
+    const PlaneInfo& plane = plan.model.layout->plane(frame.first_plane + i);
+    bytes += UnitBytesMax(plan, frame.ticket.block_idx, plane);
   }
-  BufferPool::Buffer buffer = plan_.client->connection->buffers().Take(max_bytes);
-  std::byte* const payload = buffer.bytes().data();
-  PutFrameHeader header{.ticket = frame.ticket.id,
-                        .first_unit = static_cast<uint32_t>(frame.first_plane)};
+  return bytes;
+}
+
+int64_t PutFrameMaker::WriteUnits(const PutFramePlan& frame, std::byte* payload,
+                                  PutFrameHeader& header) {
   int64_t used_bytes = 0;
   for (int32_t i = 0; i < frame.num_planes; ++i) {
     const int64_t start = AlignPayload(used_bytes);
     std::memset(payload + used_bytes, 0, start - used_bytes);
-    const Unit unit = WriteUnit(block_idx, frame.first_plane + i, payload + start);
+    const Unit unit = WriteUnit(frame.ticket.block_idx, frame.first_plane + i, payload + start);
     header.unit_xxh3.push_back(Xxh3({payload + start, static_cast<size_t>(unit.bytes)}));
     if (plan_.compress_at == CompressAt::kWorker) {
       header.unit_bytes.push_back(static_cast<uint32_t>(unit.bytes));
@@ -114,9 +114,29 @@ grpc::ByteBuffer PutFrameMaker::Make(const PutFramePlan& frame) {
     }
     used_bytes = start + unit.bytes;
   }
-  payload_bytes_ += used_bytes;
+  return used_bytes;
+}
+
+grpc::ByteBuffer PutFrameMaker::Make(const PutFramePlan& frame) {
+  PutFrameHeader header{.ticket = frame.ticket.id,
+                        .first_unit = static_cast<uint32_t>(frame.first_plane)};
+  const int64_t max_bytes = MaxPayloadBytes(plan_, frame);
+  if (area_ != nullptr) {
+    const absl::Span<std::byte> memory = area_->memory();
+    KVSTOW_CHECK(max_bytes <= static_cast<int64_t>(memory.size()) - area_used_bytes_);
+    const int64_t bytes = WriteUnits(frame, memory.data() + area_used_bytes_, header);
+    header.channel = area_->channel();
+    header.window_offset = area_->window_offset() + static_cast<uint64_t>(area_used_bytes_);
+    header.window_bytes = static_cast<uint64_t>(bytes);
+    area_used_bytes_ += AlignPayload(bytes);
+    payload_bytes_ += bytes;
+    return BuildFrame(header, {});
+  }
+  BufferPool::Buffer buffer = plan_.client->connection->buffers().Take(max_bytes);
+  const int64_t bytes = WriteUnits(frame, buffer.bytes().data(), header);
+  payload_bytes_ += bytes;
   std::vector<grpc::Slice> slices;
-  slices.push_back(std::move(buffer).ToSlice(used_bytes));
+  slices.push_back(std::move(buffer).ToSlice(bytes));
   return BuildFrame(header, std::move(slices));
 }
 

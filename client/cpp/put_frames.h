@@ -13,6 +13,7 @@
 #include "client/cpp/client_state.h"
 #include "kernels/codec/codec.h"
 #include "kernels/core/block_key.h"
+#include "proto/frames.h"
 
 namespace kvstow {
 
@@ -55,12 +56,18 @@ struct PutFramePlan {
 std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ticket,
                                         const RowsOfLayers& rows);
 
-// Thread safety: none; one for each stream. `plan` and the rows must outlive it.
+// Bytes that a frame's payload has at most.
+int64_t MaxPayloadBytes(const PutPlan& plan, const PutFramePlan& frame);
+
+// Thread safety: none; one for each stream. `plan`, the rows and `area` must outlive it.
 class PutFrameMaker {
  public:
-  PutFrameMaker(const PutPlan& plan, const RowsOfLayers& rows) : plan_(plan), rows_(rows) {}
+  // With an area payloads are written there, one after the other, and frames say where; the caller
+  // sees that they fit. Null: they go in the messages.
+  PutFrameMaker(const PutPlan& plan, const RowsOfLayers& rows, const BulkArea* area)
+      : plan_(plan), rows_(rows), area_(area) {}
 
-  // Reads the rows once: gathered or encoded into a pooled buffer, hashed while they are in cache.
+  // Reads the rows once: gathered or encoded into place, hashed while they are in cache.
   grpc::ByteBuffer Make(const PutFramePlan& frame);
   int64_t payload_bytes() const { return payload_bytes_; }  // of all frames made
 
@@ -70,9 +77,13 @@ class PutFrameMaker {
     int64_t bytes = 0;
   };
   Unit WriteUnit(int32_t block_idx, int32_t plane_idx, std::byte* out);
+  // All units of the frame to `payload`; returns its bytes.
+  int64_t WriteUnits(const PutFramePlan& frame, std::byte* payload, PutFrameHeader& header);
 
   const PutPlan& plan_;
   const RowsOfLayers rows_;
+  const BulkArea* const area_;
+  int64_t area_used_bytes_ = 0;
   std::vector<std::byte> scratch_;  // one plane
   int64_t payload_bytes_ = 0;
 };

@@ -22,6 +22,8 @@ std::string PayloadBytes(const FramePayload& payload) {
 
 bool IsSame(const PutFrameHeader& header, const v1::PutFrame& frame) {
   return header.ticket == frame.ticket() && header.first_unit == frame.first_unit() &&
+         header.channel == frame.channel() && header.window_offset == frame.window_offset() &&
+         header.window_bytes == frame.window_bytes() &&
          header.unit_xxh3 ==
              std::vector<uint64_t>(frame.unit_xxh3().begin(), frame.unit_xxh3().end()) &&
          header.unit_bytes ==
@@ -34,7 +36,8 @@ bool IsSame(const GetFrameHeader& header, const v1::GetFrame& frame) {
   return header.block_idx == frame.block_idx() && header.code == frame.code() &&
          header.first_unit == frame.first_unit() && header.key == frame.key() &&
          header.fingerprint == frame.fingerprint() && header.num_units == frame.num_units() &&
-         header.num_tokens == frame.num_tokens() &&
+         header.num_tokens == frame.num_tokens() && header.window_offset == frame.window_offset() &&
+         header.window_bytes == frame.window_bytes() &&
          header.unit_xxh3 ==
              std::vector<uint64_t>(frame.unit_xxh3().begin(), frame.unit_xxh3().end()) &&
          header.unit_bytes ==
@@ -96,6 +99,9 @@ v1::PutFrame PutSeed() {
   v1::PutFrame frame;
   frame.set_ticket(0x0123456789abcdef);
   frame.set_first_unit(300);
+  frame.set_channel(0xfedcba9876543210);
+  frame.set_window_offset(1u << 20);
+  frame.set_window_bytes(70000);
   for (int i = 0; i < 5; ++i) {
     frame.add_unit_xxh3(0x1111111111111111u * i);
     frame.add_unit_bytes(1000u * i);
@@ -119,6 +125,8 @@ v1::GetFrame GetSeed() {
   frame.set_fingerprint(std::string(32, 'f'));
   frame.set_num_units(180);
   frame.set_num_tokens(64);
+  frame.set_window_offset(1u << 20);
+  frame.set_window_bytes(70000);
   frame.set_payload("the payload of a frame, some bytes long");
   return frame;
 }

@@ -64,6 +64,9 @@ PutFrameHeader RandomPut(Rng& rng) {
     header.unit_bytes.push_back(static_cast<uint32_t>(RandomNumber(rng)));
     header.unit_codec.push_back(static_cast<uint32_t>(rng.Below(200)));
   }
+  header.channel = RandomNumber(rng);
+  header.window_offset = RandomNumber(rng);
+  header.window_bytes = RandomNumber(rng);
   return header;
 }
 
@@ -81,6 +84,8 @@ GetFrameHeader RandomGet(Rng& rng) {
   header.fingerprint = RandomBytes(rng, rng.Below(2) * 32);
   header.num_units = static_cast<uint32_t>(RandomNumber(rng));
   header.num_tokens = static_cast<uint32_t>(RandomNumber(rng));
+  header.window_offset = RandomNumber(rng);
+  header.window_bytes = RandomNumber(rng);
   return header;
 }
 
@@ -91,6 +96,9 @@ v1::PutFrame MessageOf(const PutFrameHeader& header, const std::string& payload)
   frame.mutable_unit_xxh3()->Assign(header.unit_xxh3.begin(), header.unit_xxh3.end());
   frame.mutable_unit_bytes()->Assign(header.unit_bytes.begin(), header.unit_bytes.end());
   frame.mutable_unit_codec()->Assign(header.unit_codec.begin(), header.unit_codec.end());
+  frame.set_channel(header.channel);
+  frame.set_window_offset(header.window_offset);
+  frame.set_window_bytes(header.window_bytes);
   frame.set_payload(payload);
   return frame;
 }
@@ -107,6 +115,8 @@ v1::GetFrame MessageOf(const GetFrameHeader& header, const std::string& payload)
   frame.set_fingerprint(header.fingerprint);
   frame.set_num_units(header.num_units);
   frame.set_num_tokens(header.num_tokens);
+  frame.set_window_offset(header.window_offset);
+  frame.set_window_bytes(header.window_bytes);
   frame.set_payload(payload);
   return frame;
 }

@@ -61,7 +61,9 @@ const std::vector<IncludeRow>& IncludeTable() {
       {"transport/", {"kernels/core/", "transport/"}},
       {"proto/", {"kernels/", "proto/", "kvstow/v1/"}},
       {"storage/", {"kernels/", "storage/"}},
-      {"service/", {"kernels/", "transport/", "proto/", "storage/", "service/", "kvstow/v1/"}},
+      // A service is a client of its peers.
+      {"service/",
+       {"kernels/", "transport/", "proto/", "storage/", "service/", "client/cpp/", "kvstow/v1/"}},
       {"client/", {"kernels/", "transport/", "proto/", "client/", "kvstow/v1/"}},
       {"tests/",
        {"kernels/", "transport/", "proto/", "storage/", "service/", "client/", "tests/",

@@ -37,6 +37,7 @@ Findings CheckFile(const File& file);      // all of the above
 
 // Rules about the tree.
 Findings CheckRegistered(const std::vector<File>& files);  // "registered": sources in CMakeLists
+Findings CheckOwnHeaders(const std::vector<File>& files);  // "own-header": included first
 Findings CheckDocuments(const std::vector<File>& files);   // "document": required pages, links
 
 // A line of exceptions.txt: `rule path reason`. A path that ends in a slash is a whole folder.

@@ -90,6 +90,7 @@ TEST(Tidy, TreeFollowsTheStyle) {
   };
   for (const File& file : files) add(CheckFile(file));
   add(CheckRegistered(files));
+  add(CheckOwnHeaders(files));
   add(CheckDocuments(files));
   Findings left;
   const std::vector<Exception> exceptions = ParseExceptions(
@@ -109,9 +110,10 @@ TEST(TidyRules, DependenciesPointDownOnly) {
   EXPECT_THAT(findings("storage/tier.h", "kvstow/v1/data.pb.h"), ElementsAre("include"));
   EXPECT_THAT(findings("client/cli/put.cc", "storage/record.h"), ElementsAre("include"));
   EXPECT_THAT(findings("client/cli/put.cc", "service/server.h"), ElementsAre("include"));
-  EXPECT_THAT(findings("service/server.cc", "client/cpp/kv_client.h"), ElementsAre("include"));
+  EXPECT_THAT(findings("service/server.cc", "client/cli/args.h"), ElementsAre("include"));
   EXPECT_THAT(findings("service/server.cc", "tests/testing/rng.h"), ElementsAre("include"));
   EXPECT_THAT(findings("service/server.cc", "storage/tiered_store.h"), IsEmpty());
+  EXPECT_THAT(findings("service/peer_set.cc", "client/cpp/kv_client.h"), IsEmpty());
   EXPECT_THAT(findings("kernels/codec/tq.cc", "kernels/core/dtype.h"), IsEmpty());
   EXPECT_THAT(findings("tests/e2e/x_test.cc", "client/cpp/kv_client.h"), IsEmpty());
 }
@@ -245,6 +247,18 @@ TEST(TidyRules, EverySourceIsRegistered) {
   EXPECT_EQ(findings[0].path, "storage/b.cc");
   EXPECT_EQ(findings[1].path, "tests/s/y_test.cc");
   EXPECT_EQ(findings[2].path, "tests/t/c_test.cc");
+}
+
+TEST(TidyRules, ASourceIncludesItsOwnHeaderFirst) {
+  const std::vector<File> files = {
+      {"storage/a.h", ""},
+      {"storage/a.cc", "#include \"storage/a.h\"\n#include <map>\n"},
+      {"storage/b.h", ""},
+      {"storage/b.cc", "// b\n#include <map>\n#include \"storage/b.h\"\n"},
+      {"storage/c.cc", "#include <map>\n"}};
+  const Findings findings = CheckOwnHeaders(files);
+  ASSERT_EQ(findings.size(), 1u) << Describe(findings);
+  EXPECT_EQ(findings[0].path, "storage/b.cc");
 }
 
 TEST(TidyRules, RequiredPagesExistAndLinksLeadSomewhere) {

@@ -131,12 +131,31 @@ Findings CheckRegistered(const std::vector<File>& files) {
   return findings;
 }
 
+Findings CheckOwnHeaders(const std::vector<File>& files) {
+  static const std::regex kInclude("(?:^|\n)#include [\"<]([^\">]+)[\">]");
+  std::set<std::string> paths;
+  for (const File& file : files) paths.insert(file.path);
+  Findings findings;
+  for (const File& file : files) {
+    if (!file.path.ends_with(".cc")) continue;
+    const std::string header = file.path.substr(0, file.path.size() - 2) + "h";
+    if (paths.count(header) == 0) continue;
+    std::smatch first;
+    // Within its folder a file may be called by its name alone.
+    if (std::regex_search(file.text, first, kInclude) && !header.ends_with(first[1].str())) {
+      findings.push_back({"own-header", file.path, 0,
+                          "include " + header + " first: so the header is seen to stand alone"});
+    }
+  }
+  return findings;
+}
+
 Findings CheckDocuments(const std::vector<File>& files) {
   static const std::vector<std::string> kRequired = {
-      "README.md",           "CONTRIBUTING.md",   "CHANGELOG.md",      "LICENSE",
-      "proto/README.md",     "kernels/README.md", "storage/README.md", "storage/FORMAT.md",
-      "service/README.md",   "client/README.md",  "deploy/README.md",  "tests/README.md",
-      "tests/data/README.md"};
+      "README.md",         "CONTRIBUTING.md",     "CHANGELOG.md",      "LICENSE",
+      "proto/README.md",   "transport/README.md", "kernels/README.md", "storage/README.md",
+      "storage/FORMAT.md", "service/README.md",   "client/README.md",  "deploy/README.md",
+      "tests/README.md",   "tests/data/README.md"};
   std::set<std::string> paths;
   for (const File& file : files) paths.insert(file.path);
   Findings findings;

@@ -1,4 +1,4 @@
-#include "client/cli/bench_grpc.h"
+#include "client/cli/bench_path.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,9 +25,10 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int32_t kTokensPerBlock = 64;
 constexpr int32_t kDim = 128;
-constexpr int32_t kKvHeads = 8;
+constexpr int32_t kKvHeads = 2;
 constexpr int64_t kPlaneBytes = int64_t{kTokensPerBlock} * kDim * 2;  // bf16
-constexpr int64_t kLayerBytes = 2 * int64_t{kKvHeads} * kPlaneBytes;  // 256 KiB
+constexpr int64_t kLayerBytes = 2 * int64_t{kKvHeads} * kPlaneBytes;  // 64 KiB
+constexpr int64_t kBytesPerCall = 32 * kMiB;
 constexpr int32_t kRoundsMax = 100;
 
 // A pool of populated pages.
@@ -50,7 +51,8 @@ class Pool {
   absl::Span<std::byte> bytes_;
 };
 
-// Bytes without a pattern that a copy could get right by accident (SplitMix64).
+// bf16 values of both signs between 2^-31 and 2, without a pattern that a copy could get right by
+// accident (SplitMix64). Arbitrary bytes hold values that are not finite, whose planes stay raw.
 void FillPool(absl::Span<std::byte> bytes) {
   uint64_t state = 1;
   for (size_t i = 0; i + sizeof(uint64_t) <= bytes.size(); i += sizeof(uint64_t)) {
@@ -58,6 +60,7 @@ void FillPool(absl::Span<std::byte> bytes) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     z ^= z >> 31;
+    z = (z & 0x8fff8fff8fff8fffu) | 0x3000300030003000u;
     std::memcpy(bytes.data() + i, &z, sizeof(z));
   }
 }
@@ -86,9 +89,18 @@ struct Samples {
   bool has_cpu = true;
 };
 
-class GrpcBench {
+// A way through the service.
+struct PathCase {
+  PathKind path = PathKind::kGrpc;
+  std::string preset;
+  CodecChoice codec;
+  std::string name;  // "shm/lossless"
+  std::unique_ptr<KvClient> kv;
+};
+
+class PathBench {
  public:
-  explicit GrpcBench(const GrpcBenchOptions& options) : options_(options) {}
+  explicit PathBench(const PathBenchOptions& options) : options_(options) {}
 
   absl::Status Prepare();
   absl::Status Round(int round_idx);
@@ -101,22 +113,29 @@ class GrpcBench {
                                 options_.blocks_per_call);
   }
   int64_t call_bytes() const { return options_.block_bytes * options_.blocks_per_call; }
+  void ChooseSizes();
+  absl::Status AddCase(PathKind path, const std::string& preset);
   std::vector<LayerRows> LayersAt(absl::Span<std::byte> pool, int32_t call_idx) const;
   KeyContext ContextOf(int round_idx, int32_t call_idx) const;
   absl::Status Timed(const std::string& name, pid_t other,
                      const std::function<absl::Status()>& work);
-  absl::Status PutAll(int round_idx);
-  absl::Status GetAll();
+  absl::Status PutAll(const PathCase& path, int round_idx);
+  absl::Status GetAll(const PathCase& path);
+  absl::Status PutAndGet(const PathCase& path, int round_idx);
   absl::Status PlainSockets();
   absl::Status Check(std::string_view what);
+  absl::Status CheckDecoded(const PathCase& path);
   PathBenchLine Line(const std::string& name, const std::string& ceiling) const;
 
-  GrpcBenchOptions options_;
-  std::unique_ptr<SocketPeer> peer_;
+  PathBenchOptions options_;
+  bool is_tcp_ = false;
+  std::unique_ptr<SocketPeer> unix_peer_;
+  std::unique_ptr<SocketPeer> tcp_peer_;
   std::unique_ptr<DaemonProcess> daemon_;
   pid_t server_pid_ = -1;
   Service service_;
   Model model_;
+  std::vector<PathCase> cases_;
   std::unique_ptr<Pool> source_;
   std::unique_ptr<Pool> result_;
   std::vector<int32_t> tokens_;
@@ -124,19 +143,31 @@ class GrpcBench {
   std::map<std::string, Samples> samples_;
 };
 
-absl::Status GrpcBench::Prepare() {
-  KVSTOW_RETURN_IF_ERROR(options_.Validate());
+void PathBench::ChooseSizes() {
+  if (options_.blocks_per_call == 0) {
+    options_.blocks_per_call =
+        static_cast<int32_t>(std::max<int64_t>(kBytesPerCall / options_.block_bytes, 1));
+  }
   if (options_.total_bytes == 0) {
     options_.total_bytes = std::max<int64_t>(DefaultPoolBytes() / call_bytes(), 1) * call_bytes();
   }
-  const bool is_tcp =
-      !options_.target.empty() && !absl::StartsWith(NormalTarget(options_.target), "unix:");
-  KVSTOW_ASSIGN_OR_RETURN(peer_, SocketPeer::Start(is_tcp ? SocketKind::kTcp : SocketKind::kUnix,
-                                                   options_.total_bytes));
+}
+
+absl::Status PathBench::Prepare() {
+  KVSTOW_RETURN_IF_ERROR(options_.Validate());
+  ChooseSizes();
+  is_tcp_ = !options_.target.empty() && !absl::StartsWith(NormalTarget(options_.target), "unix:");
+  KVSTOW_ASSIGN_OR_RETURN(unix_peer_, SocketPeer::Start(SocketKind::kUnix, options_.total_bytes));
+  KVSTOW_ASSIGN_OR_RETURN(tcp_peer_, SocketPeer::Start(SocketKind::kTcp, options_.total_bytes));
   if (options_.target.empty()) {
     // The round's blocks, their headers, and room for those of the round before.
-    KVSTOW_ASSIGN_OR_RETURN(daemon_, DaemonProcess::Start(2 * options_.total_bytes +
-                                                          options_.total_bytes / 8 + 64 * kMiB));
+    std::vector<std::string> flags;
+    if (std::count(options_.paths.begin(), options_.paths.end(), PathKind::kUcx) > 0) {
+      flags = {"--channels.ucx=true", "--channels.ucx_tls=tcp", "--channels.ucx_devices=lo"};
+    }
+    KVSTOW_ASSIGN_OR_RETURN(
+        daemon_, DaemonProcess::Start(
+                     2 * options_.total_bytes + options_.total_bytes / 8 + 64 * kMiB, flags));
     options_.target = daemon_->target();
   }
   KVSTOW_ASSIGN_OR_RETURN(service_, ConnectTo(options_.target, options_.timeout));
@@ -148,11 +179,29 @@ absl::Status GrpcBench::Prepare() {
   KVSTOW_ASSIGN_OR_RETURN(result_, Pool::Create(options_.total_bytes));
   FillPool(source_->bytes());
   for (int32_t i = 0; i < kTokensPerBlock * options_.blocks_per_call; ++i) tokens_.push_back(i);
+  for (const PathKind path : options_.paths) {
+    for (const std::string& preset : options_.presets) {
+      KVSTOW_RETURN_IF_ERROR(AddCase(path, preset));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PathBench::AddCase(PathKind path, const std::string& preset) {
+  PathCase added{
+      .path = path, .preset = preset, .name = absl::StrCat(ToAbsl(PathName(path)), "/", preset)};
+  KVSTOW_ASSIGN_OR_RETURN(added.codec, ParseCodecChoice(preset));
+  KvClientOptions options{.target = service_.target, .data_timeout = options_.timeout};
+  options.paths.clear();
+  if (path != PathKind::kGrpc) options.paths = {path};
+  options.ucx = {.tls = "tcp", .net_devices = "lo"};  // as the daemon that we start
+  KVSTOW_ASSIGN_OR_RETURN(added.kv, KvClient::Create(options));
+  cases_.push_back(std::move(added));
   return absl::OkStatus();
 }
 
 // Head-major, as paged engines keep KV: the rows of a head are contiguous.
-std::vector<LayerRows> GrpcBench::LayersAt(absl::Span<std::byte> pool, int32_t call_idx) const {
+std::vector<LayerRows> PathBench::LayersAt(absl::Span<std::byte> pool, int32_t call_idx) const {
   const int64_t row_bytes = kDim * 2;
   const int64_t head_bytes = row_bytes * kTokensPerBlock * options_.blocks_per_call;
   std::byte* next = pool.data() + call_idx * call_bytes();
@@ -167,13 +216,13 @@ std::vector<LayerRows> GrpcBench::LayersAt(absl::Span<std::byte> pool, int32_t c
 }
 
 // Every call of every round is a prompt of its own.
-KeyContext GrpcBench::ContextOf(int round_idx, int32_t call_idx) const {
+KeyContext PathBench::ContextOf(int round_idx, int32_t call_idx) const {
   return {.fingerprint = model_.fingerprint,
           .tenant = absl::StrCat("bench-", getpid(), "-", round_idx, "-", call_idx)};
 }
 
 // Runs `work`, which moves total_bytes, and notes its rate and the CPU time of both processes.
-absl::Status GrpcBench::Timed(const std::string& name, pid_t other,
+absl::Status PathBench::Timed(const std::string& name, pid_t other,
                               const std::function<absl::Status()>& work) {
   Samples& samples = samples_[name];
   const double other_before = other > 0 ? ProcessCpuSeconds(other) : 0;
@@ -190,14 +239,17 @@ absl::Status GrpcBench::Timed(const std::string& name, pid_t other,
   return absl::OkStatus();
 }
 
-absl::Status GrpcBench::PutAll(int round_idx) {
+absl::Status PathBench::PutAll(const PathCase& path, int round_idx) {
   keys_.clear();
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
     const std::vector<LayerRows> layers = LayersAt(source_->bytes(), call_idx);
     const absl::Time start = absl::Now();
-    absl::StatusOr<PutSummary> put = service_.kv->Put(
-        model_, {.context = ContextOf(round_idx, call_idx), .tokens = tokens_, .layers = layers});
-    samples_["grpc/put"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+    absl::StatusOr<PutSummary> put =
+        path.kv->Put(model_, {.context = ContextOf(round_idx, call_idx),
+                              .tokens = tokens_,
+                              .layers = layers,
+                              .codec = path.codec});
+    samples_[path.name + "/put"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     if (!put.ok()) return service_.Explain(put.status());
     if (put->num_stored != options_.blocks_per_call) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -210,12 +262,12 @@ absl::Status GrpcBench::PutAll(int round_idx) {
   return absl::OkStatus();
 }
 
-absl::Status GrpcBench::GetAll() {
+absl::Status PathBench::GetAll(const PathCase& path) {
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
     const std::vector<LayerRows> layers = LayersAt(result_->bytes(), call_idx);
     const absl::Time start = absl::Now();
-    const absl::StatusOr<GetSummary> got = service_.kv->Get(model_, keys_[call_idx], layers);
-    samples_["grpc/get"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+    const absl::StatusOr<GetSummary> got = path.kv->Get(model_, keys_[call_idx], layers);
+    samples_[path.name + "/get"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     if (!got.ok()) return service_.Explain(got.status());
     for (const absl::Status& block : got->blocks) {
       if (absl::IsNotFound(block)) {
@@ -229,7 +281,7 @@ absl::Status GrpcBench::GetAll() {
   return absl::OkStatus();
 }
 
-absl::Status GrpcBench::Check(std::string_view what) {
+absl::Status PathBench::Check(std::string_view what) {
   const absl::Span<std::byte> result = result_->bytes();
   if (std::memcmp(result.data(), source_->bytes().data(), result.size()) != 0) {
     return absl::DataLossError(absl::StrCat(ToAbsl(what), " gave other bytes than the source"));
@@ -238,15 +290,70 @@ absl::Status GrpcBench::Check(std::string_view what) {
   return absl::OkStatus();
 }
 
-absl::Status GrpcBench::PlainSockets() {
-  KVSTOW_RETURN_IF_ERROR(
-      Timed("socket/put", peer_->pid(), [&] { return peer_->Send(source_->bytes()); }));
-  KVSTOW_RETURN_IF_ERROR(
-      Timed("socket/get", peer_->pid(), [&] { return peer_->Receive(result_->bytes()); }));
-  return Check("the plain socket");
+// What came back must be the source, plane by plane encoded and decoded.
+absl::Status PathBench::CheckDecoded(const PathCase& path) {
+  const BlockLayout& layout = *model_.layout;
+  std::vector<std::byte> want(kPlaneBytes), got(kPlaneBytes), unit(2 * kPlaneBytes);
+  for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
+    const std::vector<LayerRows> source = LayersAt(source_->bytes(), call_idx);
+    const std::vector<LayerRows> result = LayersAt(result_->bytes(), call_idx);
+    for (int32_t at = 0; at < options_.blocks_per_call * layout.num_planes(); ++at) {
+      const int32_t block_idx = at / layout.num_planes();
+      const PlaneInfo& plane = layout.plane(at % layout.num_planes());
+      const bool is_key = plane.role == Role::kKey;
+      const int64_t token = int64_t{block_idx} * kTokensPerBlock;
+      const PlaneShape shape{kTokensPerBlock, kDim, plane.role, layout.dtype()};
+      const LayerRows& from = source[plane.layer_idx];
+      const LayerRows& to = result[plane.layer_idx];
+      const int32_t idx = at % layout.num_planes();
+      GatherPlane(layout, idx, is_key ? from.k : from.v, token, want.data());
+      GatherPlane(layout, idx, is_key ? to.k : to.v, token, got.data());
+      const bool is_raw = block_idx == 0 && path.codec.raw_first_block;
+      const Codec& codec = *FindCodec(
+          is_raw ? CodecId::kRaw : EffectiveCodec(path.codec.pair.of(plane.role), shape));
+      if (codec.id != CodecId::kRaw &&
+          BestBackend(codec).encode(shape, want.data(), unit.data()) != EncodeResult::kKeepRaw) {
+        BestBackend(codec).decode(shape, unit.data(), want.data());
+      }
+      if (want != got) {
+        return absl::DataLossError(absl::StrCat(path.name, " gave other rows than its codecs"));
+      }
+    }
+  }
+  std::memset(result_->bytes().data(), 0, result_->bytes().size());
+  return absl::OkStatus();
 }
 
-absl::Status GrpcBench::Round(int round_idx) {
+absl::Status PathBench::PlainSockets() {
+  for (const auto& [name, peer] : {std::pair<std::string, SocketPeer*>("unix", unix_peer_.get()),
+                                   std::pair<std::string, SocketPeer*>("tcp", tcp_peer_.get())}) {
+    KVSTOW_RETURN_IF_ERROR(Timed(absl::StrCat("socket/", name, "/put"), peer->pid(),
+                                 [&] { return peer->Send(source_->bytes()); }));
+    KVSTOW_RETURN_IF_ERROR(Timed(absl::StrCat("socket/", name, "/get"), peer->pid(),
+                                 [&] { return peer->Receive(result_->bytes()); }));
+    KVSTOW_RETURN_IF_ERROR(Check("the plain socket"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PathBench::PutAndGet(const PathCase& path, int round_idx) {
+  KVSTOW_RETURN_IF_ERROR(
+      Timed(path.name + "/put", server_pid_, [&] { return PutAll(path, round_idx); }));
+  KVSTOW_RETURN_IF_ERROR(Timed(path.name + "/get", server_pid_, [&] { return GetAll(path); }));
+  const std::string taken = path.kv->ExplainPath();
+  if (path.path != PathKind::kGrpc && taken != PathName(path.path)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("path ", ToAbsl(PathName(path.path)), " cannot be had: ", taken));
+  }
+  KVSTOW_RETURN_IF_ERROR(path.preset == "lossless" ? Check(path.name) : CheckDecoded(path));
+  for (const std::vector<BlockKey>& keys : keys_) {
+    const absl::StatusOr<int64_t> num_deleted = path.kv->Delete(keys);
+    if (!num_deleted.ok()) return service_.Explain(num_deleted.status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PathBench::Round(int round_idx) {
   KVSTOW_RETURN_IF_ERROR(Timed("memcpy", 0, [&]() -> absl::Status {
     std::memcpy(result_->bytes().data(), source_->bytes().data(), options_.total_bytes);
     return absl::OkStatus();
@@ -254,20 +361,17 @@ absl::Status GrpcBench::Round(int round_idx) {
   KVSTOW_RETURN_IF_ERROR(Check("memcpy"));
   // Every other round the service goes first: what runs second finds other caches.
   if (round_idx % 2 == 0) KVSTOW_RETURN_IF_ERROR(PlainSockets());
-  KVSTOW_RETURN_IF_ERROR(Timed("grpc/put", server_pid_, [&] { return PutAll(round_idx); }));
-  KVSTOW_RETURN_IF_ERROR(Timed("grpc/get", server_pid_, [&] { return GetAll(); }));
-  KVSTOW_RETURN_IF_ERROR(Check("get"));
+  for (const PathCase& path : cases_) KVSTOW_RETURN_IF_ERROR(PutAndGet(path, round_idx));
   if (round_idx % 2 != 0) KVSTOW_RETURN_IF_ERROR(PlainSockets());
-  for (const std::vector<BlockKey>& keys : keys_) {
-    const absl::StatusOr<int64_t> num_deleted = service_.kv->Delete(keys);
-    if (!num_deleted.ok()) return service_.Explain(num_deleted.status());
-  }
   return absl::OkStatus();
 }
 
-PathBenchLine GrpcBench::Line(const std::string& name, const std::string& ceiling) const {
+PathBenchLine PathBench::Line(const std::string& name, const std::string& ceiling) const {
   const Samples& samples = samples_.at(name);
-  PathBenchLine line{.case_name = name, .gb_per_s = MedianOf(samples.gb_per_s), .ceiling = ceiling};
+  PathBenchLine line{.case_name = name,
+                     .block_bytes = options_.block_bytes,
+                     .gb_per_s = MedianOf(samples.gb_per_s),
+                     .ceiling = ceiling};
   if (!ceiling.empty()) {
     std::vector<double> ratios;
     for (size_t i = 0; i < samples.gb_per_s.size(); ++i) {
@@ -283,23 +387,34 @@ PathBenchLine GrpcBench::Line(const std::string& name, const std::string& ceilin
   return line;
 }
 
-std::vector<PathBenchLine> GrpcBench::Lines() const {
-  return {Line("memcpy", ""), Line("socket/put", "memcpy"), Line("socket/get", "memcpy"),
-          Line("grpc/put", "socket/put"), Line("grpc/get", "socket/get")};
+std::vector<PathBenchLine> PathBench::Lines() const {
+  std::vector<PathBenchLine> lines = {Line("memcpy", "")};
+  for (const char* name :
+       {"socket/unix/put", "socket/unix/get", "socket/tcp/put", "socket/tcp/get"}) {
+    lines.push_back(Line(name, "memcpy"));
+  }
+  for (const PathCase& path : cases_) {
+    for (const std::string op : {"/put", "/get"}) {
+      const bool is_tcp = is_tcp_ || path.path == PathKind::kUcx;
+      const std::string socket = absl::StrCat("socket/", is_tcp ? "tcp" : "unix", op);
+      lines.push_back(Line(path.name + op, path.path == PathKind::kShm ? "memcpy" : socket));
+    }
+  }
+  return lines;
 }
 
 }  // namespace
 
-absl::Status GrpcBenchOptions::Validate() const {
+absl::Status PathBenchOptions::Validate() const {
   if (block_bytes < kLayerBytes || block_bytes % kLayerBytes != 0 || block_bytes > 64 * kMiB) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--size is ", block_bytes, " bytes, want a multiple of 256KiB, at most 64MiB"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--size is ", block_bytes, " bytes, want a multiple of 64KiB, at most 64MiB"));
   }
-  if (blocks_per_call < 1 || blocks_per_call > 4096) {
+  if (blocks_per_call < 0 || blocks_per_call > 4096) {
     return absl::InvalidArgumentError(
         absl::StrCat("--blocks-per-call is ", blocks_per_call, ", want 1 to 4096"));
   }
-  const int64_t one_call = block_bytes * blocks_per_call;
+  const int64_t one_call = block_bytes * std::max(blocks_per_call, 1);
   if (total_bytes != 0 && (total_bytes < one_call || total_bytes % one_call != 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--total is ", total_bytes, " bytes, want a multiple of one call: ", FormatBytes(one_call),
@@ -320,9 +435,9 @@ int64_t DefaultPoolBytes() {
   return std::max(bounded / (64 * kMiB) * (64 * kMiB), 64 * kMiB);
 }
 
-absl::Status RunGrpcBench(const GrpcBenchOptions& options,
+absl::Status RunPathBench(const PathBenchOptions& options,
                           const std::function<void(const PathBenchLine&)>& emit) {
-  GrpcBench bench(options);
+  PathBench bench(options);
   KVSTOW_RETURN_IF_ERROR(bench.Prepare());
   KVSTOW_RETURN_IF_ERROR(bench.Round(-1));
   bench.ForgetWarmUp();

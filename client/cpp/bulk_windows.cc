@@ -1,0 +1,151 @@
+#include "client/cpp/bulk_windows.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status_macros.h"
+#include "kernels/core/text.h"
+#include "kvstow/v1/channels.grpc.pb.h"
+#include "transport/shm_window.h"
+
+namespace kvstow {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+
+}  // namespace
+
+// A window with a channel on it.
+struct BulkArea::Open {
+  std::unique_ptr<Window> window;
+  uint64_t channel = 0;
+  int64_t area_bytes = 0;
+  Mutex mutex;
+  std::array<bool, BulkWindows::kNumAreas> is_taken ABSL_GUARDED_BY(mutex) = {};
+  bool is_abandoned ABSL_GUARDED_BY(mutex) = false;
+
+  // -1: none is free.
+  int TakeFree() {
+    MutexLock lock(&mutex);
+    const auto free = std::find(is_taken.begin(), is_taken.end(), false);
+    if (is_abandoned || free == is_taken.end()) return -1;
+    *free = true;
+    return static_cast<int>(free - is_taken.begin());
+  }
+  bool IsUsable() {
+    MutexLock lock(&mutex);
+    return !is_abandoned && window->is_alive();
+  }
+};
+
+BulkArea::BulkArea(std::shared_ptr<Open> open, int area_idx)
+    : open_(std::move(open)),
+      area_idx_(area_idx),
+      memory_(open_->window->memory().subspan(area_idx * open_->area_bytes, open_->area_bytes)),
+      window_offset_(static_cast<uint64_t>(area_idx * open_->area_bytes)) {}
+
+BulkArea::~BulkArea() {
+  if (open_ == nullptr) return;
+  MutexLock lock(&open_->mutex);
+  open_->is_taken[area_idx_] = false;
+}
+
+uint64_t BulkArea::channel() const { return open_->channel; }
+
+void BulkArea::Abandon() {
+  MutexLock lock(&open_->mutex);
+  open_->is_abandoned = true;
+}
+
+std::optional<BulkArea> BulkWindows::Take() {
+  const std::shared_ptr<BulkArea::Open> open = Current();
+  if (open == nullptr) return std::nullopt;
+  const int area_idx = open->TakeFree();
+  if (area_idx < 0) return std::nullopt;
+  return BulkArea(open, area_idx);
+}
+
+// One thread opens at a time; the others go by gRPC meanwhile.
+std::shared_ptr<BulkArea::Open> BulkWindows::Current() {
+  {
+    MutexLock lock(&mutex_);
+    if (open_ != nullptr && open_->IsUsable()) return open_;
+    open_.reset();
+    if (is_opening_ || connection_->options().paths.empty() ||
+        connection_->clock().Now() < next_try_) {
+      return nullptr;
+    }
+    is_opening_ = true;
+  }
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened = OpenOne();
+  MutexLock lock(&mutex_);
+  is_opening_ = false;
+  // After a success too: a window that breaks at once must not be opened in a loop.
+  next_try_ = connection_->clock().Now() + kRetryAfter;
+  why_not_ = opened.ok() ? "" : std::string(opened.status().message());
+  if (opened.ok()) open_ = *std::move(opened);
+  return open_;
+}
+
+absl::StatusOr<std::string> BulkWindows::ServedAddress(PathKind path) {
+  v1::ListPathsResponse response;
+  KVSTOW_RETURN_IF_ERROR(
+      connection_->Call(connection_->options().control_timeout, [&](grpc::ClientContext* context) {
+        return connection_->channels().ListPaths(context, v1::ListPathsRequest(), &response);
+      }));
+  for (const v1::PathInfo& info : response.paths()) {
+    if (info.path() != PathName(path)) continue;
+    if (!info.unavailable().empty()) return absl::FailedPreconditionError(info.unavailable());
+    return info.address();
+  }
+  return absl::FailedPreconditionError("the service does not know it");
+}
+
+absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind path) {
+  const KvClientOptions& options = connection_->options();
+  KVSTOW_ASSIGN_OR_RETURN(std::string address, ServedAddress(path));
+  auto open = std::make_shared<BulkArea::Open>();
+  if (path == PathKind::kShm) {
+    KVSTOW_ASSIGN_OR_RETURN(open->window, OpenShmWindow({.socket_path = std::move(address),
+                                                         .bytes = options.window_bytes,
+                                                         .timeout = options.control_timeout}));
+  } else {
+    KVSTOW_ASSIGN_OR_RETURN(open->window,
+                            OpenUcxWindow({.bytes = options.window_bytes, .network = options.ucx}));
+  }
+  v1::OpenChannelRequest request;
+  v1::WindowOffer* offer = request.add_offers();
+  offer->set_path(std::string(PathName(path)));
+  offer->set_ticket(open->window->ticket());
+  v1::OpenChannelResponse response;
+  KVSTOW_RETURN_IF_ERROR(
+      connection_->Call(options.control_timeout, [&](grpc::ClientContext* context) {
+        return connection_->channels().OpenChannel(context, request, &response);
+      }));
+  open->channel = response.channel();
+  // Whole pages, so that areas share none.
+  open->area_bytes = options.window_bytes / kNumAreas / kPageBytes * kPageBytes;
+  return open;
+}
+
+absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne() {
+  std::string why_not;
+  for (const PathKind path : connection_->options().paths) {
+    absl::StatusOr<std::shared_ptr<BulkArea::Open>> open = OpenPath(path);
+    if (open.ok()) return open;
+    absl::StrAppend(&why_not, why_not.empty() ? "" : "; ", ToAbsl(PathName(path)), ": ",
+                    open.status().message());
+  }
+  return absl::UnavailableError(why_not);
+}
+
+std::string BulkWindows::Explain() const {
+  MutexLock lock(&mutex_);
+  if (open_ != nullptr) return std::string(PathName(open_->window->path()));
+  if (why_not_.empty()) return "grpc";
+  return absl::StrCat("grpc (", why_not_, ")");
+}
+
+}  // namespace kvstow

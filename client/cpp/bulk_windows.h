@@ -1,0 +1,88 @@
+// BulkWindows: the client's share of a path past gRPC: one window that the service is attached to,
+// cut into areas. A transfer takes an area, says in its frames where the bytes are, and gives the
+// area back. Private to the client library.
+//
+//   if (std::optional<BulkArea> area = windows.Take()) { ... area->memory(), area->channel() ... }
+//   else { ... the bytes go in the messages ... }
+//
+// Opens lazily, and again a few seconds after something failed: never an error, at most a detour.
+// Thread safety: all methods may be called at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/connection.h"
+#include "kernels/core/mutex.h"
+#include "transport/transport.h"
+
+namespace kvstow {
+
+// What one call puts through an area, where a block is not larger: the bytes are still in the
+// processor's cache when the other process reads them.
+inline constexpr int64_t kBulkCallBytes = int64_t{4} << 20;
+
+// A stretch of the window that belongs to one transfer.
+class BulkArea {
+ public:
+  BulkArea(BulkArea&& other) noexcept = default;
+  BulkArea& operator=(BulkArea&&) = delete;
+  ~BulkArea();
+
+  uint64_t channel() const;
+  absl::Span<std::byte> memory() const { return memory_; }
+  uint64_t window_offset() const { return window_offset_; }
+  // Keeps the window's memory: for payloads that point into it.
+  std::shared_ptr<const void> owner() const { return open_; }
+  // A call ended badly: the service may still write here. The window is used no more.
+  void Abandon();
+
+ private:
+  friend class BulkWindows;
+  struct Open;
+  BulkArea(std::shared_ptr<Open> open, int area_idx);
+
+  std::shared_ptr<Open> open_;
+  int area_idx_ = 0;
+  absl::Span<std::byte> memory_;
+  uint64_t window_offset_ = 0;
+};
+
+class BulkWindows {
+ public:
+  static constexpr int kNumAreas = 4;
+  static constexpr absl::Duration kRetryAfter = absl::Seconds(5);
+
+  // `connection` must outlive this.
+  explicit BulkWindows(Connection* connection) : connection_(connection) {}
+
+  // Nothing: all areas are taken, or there is no path. May open a window first, which takes a
+  // control call or two.
+  std::optional<BulkArea> Take();
+  // Which path the last transfers took, and why not a better one; for people.
+  std::string Explain() const;
+
+ private:
+  // The first of the paths that can be had, or why the last one cannot.
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne();
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path);
+  absl::StatusOr<std::string> ServedAddress(PathKind path);
+  std::shared_ptr<BulkArea::Open> Current();
+
+  Connection* const connection_;
+  mutable Mutex mutex_;
+  std::shared_ptr<BulkArea::Open> open_ ABSL_GUARDED_BY(mutex_);
+  bool is_opening_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::string why_not_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvstow

@@ -1,0 +1,174 @@
+// The paths that bytes take between a client and a real daemon: chosen, explained, and left for
+// gRPC when they break.
+#include <csignal>
+#include <thread>
+
+#include "tests/e2e/store_fixture.h"
+
+namespace kvstow::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class Paths : public RunningDaemon {
+ protected:
+  static KvClientOptions GrpcOnly() {
+    KvClientOptions options;
+    options.paths.clear();
+    return options;
+  }
+};
+
+TEST_F(Paths, SharedMemoryIsTakenByItselfAndCarriesEveryByte) {
+  StartDaemon({});
+  const KvData kv(model_.spec, 1, 8);
+  MustPut(kv, "raw");
+  EXPECT_EQ(client_->ExplainPath(), "shm");
+  EXPECT_EQ(CountHits(kv), 8);
+  const uint64_t bytes = 8 * static_cast<uint64_t>(model_.layout->block_bytes());
+  EXPECT_EQ(Counter("put_channel_bytes"), bytes);
+  EXPECT_EQ(Counter("get_channel_bytes"), bytes);
+  EXPECT_EQ(daemon_->Stat().open_channels(), 1u);
+}
+
+TEST_F(Paths, BothPathsGiveTheSameBlocksWhereverTheyAreEncoded) {
+  StartDaemon({});
+  const std::unique_ptr<KvClient> grpc_client = daemon_->NewClient(GrpcOnly());
+  const CodecPair codecs = ParseCodecChoice("k=tqm4,v=tq4").value().pair;
+  int seed = 10;
+  for (const CompressAt where : {CompressAt::kService, CompressAt::kWorker}) {
+    for (KvClient* writer : {client_.get(), grpc_client.get()}) {
+      const KvData kv(model_.spec, seed++, 4);
+      const std::vector<LayerRows> layers = kv.layers();
+      const absl::StatusOr<PutSummary> put = writer->Put(model_, {.tokens = kv.tokens(),
+                                                                  .layers = layers,
+                                                                  .codec = {.pair = codecs},
+                                                                  .compress_at = where});
+      ASSERT_TRUE(put.ok()) << put.status();
+      ASSERT_EQ(put->num_stored, 4);
+      const KvData want = kv.AfterCodec(codecs);
+      EXPECT_EQ(CountHits(*client_, want), 4);
+      EXPECT_EQ(CountHits(*grpc_client, want), 4);
+    }
+  }
+  EXPECT_EQ(client_->ExplainPath(), "shm");
+  EXPECT_EQ(grpc_client->ExplainPath(), "grpc");
+}
+
+TEST_F(Paths, MoreBlocksThanAnAreaHoldsGoInSeveralCalls) {
+  StartDaemon({.dram = "64MiB"}, LargerModel());
+  KvClientOptions options;
+  options.window_bytes = int64_t{8} << 20;  // areas of 2 MiB: three blocks
+  client_ = daemon_->NewClient(options);
+  const KvData kv(model_.spec, 2, 40);
+  MustPut(kv, "raw");
+  EXPECT_EQ(CountHits(kv), 40);
+  EXPECT_EQ(client_->ExplainPath(), "shm");
+  EXPECT_EQ(Counter("get_channel_bytes"), 40 * static_cast<uint64_t>(model_.layout->block_bytes()));
+}
+
+TEST_F(Paths, BlocksLargerThanAnAreaGoByGrpc) {
+  StartDaemon({.dram = "64MiB"}, LargerModel());
+  KvClientOptions options;
+  options.window_bytes = int64_t{1} << 20;  // areas of 256 KiB, blocks of 512 KiB
+  client_ = daemon_->NewClient(options);
+  const KvData kv(model_.spec, 3, 3);
+  MustPut(kv, "raw");
+  EXPECT_EQ(CountHits(kv), 3);
+  EXPECT_EQ(Counter("get_channel_bytes"), 0u);
+}
+
+TEST_F(Paths, MoreThreadsThanAreasStillGetTheirOwnBytes) {
+  StartDaemon({});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 0; i < 5; ++i) {
+        const KvData kv(model_.spec, 100 * t + i, 4);
+        MustPut(kv, "raw");
+        EXPECT_EQ(CountHits(kv), 4);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(client_->ExplainPath(), "shm");
+}
+
+TEST_F(Paths, AServiceWithoutSharedMemoryIsUsedByGrpcAndSaysWhy) {
+  StartDaemon({.extra_flags = {"--channels.shm_socket="}});
+  const KvData kv(model_.spec, 4, 2);
+  MustPut(kv, "raw");
+  EXPECT_EQ(CountHits(kv), 2);
+  EXPECT_THAT(client_->ExplainPath(), StartsWith("grpc ("));
+  EXPECT_THAT(client_->ExplainPath(), HasSubstr("channels.shm_socket is empty"));
+}
+
+TEST_F(Paths, UcxCarriesEveryByteOverTcp) {
+  if (!IsUcxBuilt()) GTEST_SKIP() << "built without UCX";
+  StartDaemon({.extra_flags = {"--channels.shm_socket=", "--channels.ucx=true",
+                               "--channels.ucx_tls=tcp", "--channels.ucx_devices=lo"}});
+  KvClientOptions options;
+  options.ucx = {.tls = "tcp", .net_devices = "lo"};
+  client_ = daemon_->NewClient(options);
+  const CodecPair codecs = ParseCodecChoice("k=tqm4,v=tq4").value().pair;
+  const KvData raw(model_.spec, 20, 8);
+  MustPut(raw, "raw");
+  const KvData encoded(model_.spec, 21, 8);
+  MustPut(encoded, "k=tqm4,v=tq4");
+  EXPECT_EQ(CountHits(raw), 8);
+  EXPECT_EQ(CountHits(encoded.AfterCodec(codecs)), 8);
+  EXPECT_EQ(client_->ExplainPath(), "ucx");
+  EXPECT_EQ(Counter("put_channel_bytes"), 16 * static_cast<uint64_t>(model_.layout->block_bytes()));
+  daemon_->Kill();
+  Restart();
+  MustPut(raw, "raw");
+  EXPECT_EQ(CountHits(raw), 8) << "by whatever path";
+}
+
+TEST_F(Paths, AClientGoesOnWhenItsDaemonIsKilledAndStartedAgain) {
+  StartDaemon({.nvme = "64MiB"});
+  const KvData kv(model_.spec, 5, 4);
+  MustPut(kv, "raw", /*durable=*/true);
+  EXPECT_EQ(CountHits(kv), 4);
+  ASSERT_EQ(client_->ExplainPath(), "shm");
+  daemon_->Kill();
+  Restart();
+  EXPECT_EQ(CountHits(kv), 4) << "by whatever path";
+  const KvData more(model_.spec, 6, 4);
+  MustPut(more, "raw");
+  EXPECT_EQ(CountHits(more), 4);
+}
+
+TEST_F(Paths, AStoppedDaemonCostsTheDeadline) {
+  StartDaemon({});
+  KvClientOptions options;
+  options.data_timeout = absl::Seconds(2);
+  client_ = daemon_->NewClient(options);
+  const KvData kv(model_.spec, 7, 4);
+  MustPut(kv, "raw");
+  ASSERT_EQ(CountHits(kv), 4);
+  daemon_->Signal(SIGSTOP);
+  const KvData got = KvData::Empty(model_.spec, 4);
+  const std::vector<LayerRows> layers = got.layers();
+  const absl::Time start = absl::Now();
+  const absl::StatusOr<GetSummary> summary = client_->Get(model_, KeysOf(kv), layers);
+  EXPECT_FALSE(summary.ok());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
+  for (int block = 0; block < 4; ++block) EXPECT_TRUE(got.IsUntouched(block));
+  daemon_->Signal(SIGCONT);
+  // The window that the service may still have been writing to is not used again.
+  EXPECT_TRUE(Eventually([&] { return CountHits(kv) == 4; }, absl::Seconds(20)));
+}
+
+TEST_F(Paths, ADaemonDropsTheWindowOfAClientThatGoes) {
+  StartDaemon({});
+  const KvData kv(model_.spec, 8, 1);
+  MustPut(kv, "raw");
+  EXPECT_EQ(daemon_->Stat().open_channels(), 1u);
+  client_.reset();
+  EXPECT_TRUE(Eventually([&] { return daemon_->Stat().open_channels() == 0; }, absl::Seconds(20)));
+}
+
+}  // namespace
+}  // namespace kvstow::testing
