@@ -27,6 +27,7 @@ class Daemon:
         self.root = tempfile.TemporaryDirectory(prefix="kvstow-deploy-")
         self.folders = folders
         self.lines = []
+        self.reader = None
         for folder in folders:
             os.makedirs(self.path(folder))
         self.config = os.path.join(self.root.name, "kvstowd.textproto")
@@ -54,7 +55,8 @@ class Daemon:
             self.__exit__()
             raise RuntimeError("kvstowd did not become ready:\n" + "".join(self.lines))
         # Lines that nobody reads would fill the pipe in the end.
-        threading.Thread(target=self._keep_reading, daemon=True).start()
+        self.reader = threading.Thread(target=self._keep_reading)
+        self.reader.start()
         return self
 
     def _keep_reading(self):
@@ -74,6 +76,9 @@ class Daemon:
         if self.process.poll() is None:
             self.signal(signal.SIGKILL)
             self.process.wait()
+        if self.reader:
+            self.reader.join()
+        self.process.stderr.close()
         self.root.cleanup()
 
 

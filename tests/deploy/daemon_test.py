@@ -11,7 +11,7 @@ import urllib.request
 from daemon import MISSING, Daemon, run
 from manifests import (BASE, ROOT, config_of, kustomize_command, kvstow_of, named, pod_of, render)
 
-NEEDS = MISSING or (None if kustomize_command() else "neither kustomize nor kubectl is installed")
+NO_RENDERER = None if kustomize_command() else "neither kustomize nor kubectl is installed"
 DASHBOARD = os.path.join(ROOT, "deploy", "dashboards", "kvstow.json")
 # Labels that the scraper adds, and those of PromQL itself.
 SCRAPER_LABELS = {"namespace", "pod", "le"}
@@ -33,7 +33,7 @@ def check_config(text):
                     "--listen.unix_socket=/nonexistent/kvstow.sock"])
 
 
-@unittest.skipIf(NEEDS, NEEDS)
+@unittest.skipIf(MISSING or NO_RENDERER, MISSING or NO_RENDERER)
 class Config(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -48,15 +48,14 @@ class Config(unittest.TestCase):
 
     def test_kvstowd_refuses_a_misspelt_key_in_them(self):
         for text in (self.text, image_config()):
-            done = check_config(text.replace("capacity", "capactiy", 1))
+            done = check_config(text.replace("dram { capacity", "dram { capactiy"))
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn("dram.capactiy", done.stderr)
 
     def test_probes_answer_while_it_lives_and_only_then(self):
         container = kvstow_of(self.pod)
         grace = self.pod["terminationGracePeriodSeconds"]
-        probes = [(container[name], [daemon_path for daemon_path in
-                                     container[name]["exec"]["command"]])
+        probes = [(container[name], container[name]["exec"]["command"])
                   for name in ("startupProbe", "livenessProbe")]
         with Daemon(self.text) as daemon:
             def ask(probe, command):
@@ -111,7 +110,7 @@ def exported_by(page):
     return found
 
 
-@unittest.skipIf(NEEDS, NEEDS)
+@unittest.skipIf(MISSING, MISSING)
 class Dashboard(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -1,4 +1,5 @@
 """Rendered manifests as Python values, and what the rules and tests read out of them."""
+import functools
 import os
 import re
 import shutil
@@ -12,12 +13,16 @@ BASE = "base"
 OVERLAYS = ("overlays/network", "overlays/rdma")
 
 
+@functools.cache
 def kustomize_command():
-    """The installed renderer, or None. Both know Components, which kustomize has since 4.1."""
+    """The installed renderer, or None. Components need kustomize 4.1: kubectl from 1.22 on."""
     if shutil.which("kustomize"):
         return ["kustomize", "build"]
     if shutil.which("kubectl"):
-        return ["kubectl", "kustomize"]
+        version = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True)
+        match = re.search(r"v1\.(\d+)", version.stdout)
+        if match and int(match[1]) >= 22:
+            return ["kubectl", "kustomize"]
     return None
 
 
