@@ -261,6 +261,7 @@ def judge_run(root, work):
               lines and " ready " in lines[-1], "".join(lines))
         for claim, command in (
                 ("ping answers", ["ping", target]),
+                ("doctor examines the machine from inside", ["doctor", target]),
                 ("put is durable", ["put", data, "--codec", "raw", "--durable", target]),
                 ("get gives every byte back", ["get", "--tokens-from", data, "--compare", data,
                                                "-o", "/run/kvstow/back.safetensors", target])):
@@ -275,7 +276,7 @@ def judge_run(root, work):
     after = snapshot(root)
     changed = [path for path in sorted(set(before) | set(after))
                if before.get(path) != after.get(path)]
-    check("nothing outside the volumes was written", not changed, changed[:20])
+    check("U18: nothing outside the volumes was written", not changed, changed[:20])
     judge_missing_volume(root, work, settings)
 
 

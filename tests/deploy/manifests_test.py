@@ -1,11 +1,15 @@
 """The rendered manifests hold every rule, and every rule finds the fault it is for."""
 import copy
+import json
+import os
+import re
 import unittest
 
 import rules
-from manifests import (BASE, OVERLAYS, containers_of, kustomize_command, kvstow_of, named, of_kind,
-                       pod_of, render)
+from manifests import (BASE, OVERLAYS, ROOT, containers_of, kustomize_command, kvstow_of, named,
+                       of_kind, pod_of, render)
 
+PACKAGE = os.path.join(ROOT, "client", "python")
 NEEDS = None if kustomize_command() else "neither kustomize nor kubectl is installed"
 
 
@@ -150,7 +154,7 @@ class Manifests(unittest.TestCase):
     def setUpClass(cls):
         cls.base = render(BASE)
 
-    def test_base_holds_every_rule(self):
+    def test_U18_base_holds_every_rule(self):
         findings = rules.check(self.base)
         self.assertEqual(findings, [], text_of(findings))
 
@@ -183,6 +187,18 @@ class Manifests(unittest.TestCase):
         self.assertEqual(ports(self.base), {8000, 9400})
         for overlay in OVERLAYS:
             self.assertEqual(ports(render(overlay)), {8000, 9400, 7070}, overlay)
+
+    @unittest.skipUnless(os.path.exists(PACKAGE), "the Python package is not in this tree")
+    def test_workers_name_the_connector_and_its_settings(self):
+        for documents in [self.base] + [render(overlay) for overlay in OVERLAYS]:
+            for workload in of_kind(documents, "Deployment"):
+                transfer = json.loads(pod_of(workload)["containers"][0]["args"][-1])
+                module = os.path.join(PACKAGE, *transfer["kv_connector_module_path"].split("."))
+                with open(os.path.join(module, "connector.py"), encoding="utf-8") as stream:
+                    self.assertIn(f"class {transfer['kv_connector']}(", stream.read())
+                with open(os.path.join(module, "config.py"), encoding="utf-8") as stream:
+                    known = re.findall(r"^    (\w+): ", stream.read(), re.MULTILINE)
+                self.assertLessEqual(set(transfer["kv_connector_extra_config"]), set(known))
 
     def test_a_new_configuration_replaces_the_pods(self):
         """The ConfigMap's name carries a hash of its content, and pods name it."""

@@ -1,16 +1,18 @@
-"""Rendered manifests against the schemas of Kubernetes, and the chart against the base."""
+"""Manifests against the schemas of Kubernetes, the chart against the base, queries as PromQL."""
 import copy
+import json
 import os
 import re
 import unittest
 
 import rules
-from manifests import (BASE, KUBERNETES, OVERLAYS, kustomize_command, kvstow_of, named, of_kind,
-                       pod_of, render)
+from manifests import (BASE, KUBERNETES, OVERLAYS, ROOT, kustomize_command, kvstow_of, named,
+                       of_kind, pod_of, render)
 
 try:
     import helm_python
     import kubernetes_validate
+    import promql_parser
     import yaml
     NEEDS = None if kustomize_command() else "neither kustomize nor kubectl is installed"
 except ImportError as error:
@@ -82,7 +84,7 @@ class Schema(unittest.TestCase):
 
 @unittest.skipIf(NEEDS, NEEDS)
 class Chart(unittest.TestCase):
-    def test_chart_renders_the_base(self):
+    def test_U18_chart_renders_the_base(self):
         self.maxDiff = None
         base = plain(render(BASE))
         base.pop(("Namespace", "kvstow"))
@@ -127,6 +129,23 @@ class Chart(unittest.TestCase):
         self.assertEqual(findings["total_charts_linted"], 1)
         found = [finding["error"] for finding in findings["messages"]]
         self.assertEqual([error for error in found if error != "icon is recommended"], [])
+
+
+@unittest.skipIf(NEEDS, NEEDS)
+class DashboardQueries(unittest.TestCase):
+    def test_every_query_is_promql(self):
+        path = os.path.join(ROOT, "deploy", "dashboards", "kvstow.json")
+        with open(path, encoding="utf-8") as stream:
+            panels = json.load(stream)["panels"]
+        queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+        self.assertGreater(len(queries), 30)
+        for query in queries:
+            promql_parser.parse(query.replace("$__rate_interval", "5m"))  # what Grafana puts there
+
+    def test_a_broken_query_is_refused(self):
+        for query in ("sum(kvstow_blocks", "rate(kvstow_seals_total)", "sum by tier (kvstow_blocks)"):
+            with self.assertRaises(ValueError):
+                promql_parser.parse(query)
 
 
 if __name__ == "__main__":

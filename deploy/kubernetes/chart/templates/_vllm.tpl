@@ -3,7 +3,7 @@
 {{- $values := .root.Values -}}
 {{- $extra := dict "target" "unix:/run/kvstow/kvstow.sock" "codec" $values.vllm.codec -}}
 {{- $transfer := dict "kv_connector" "KvstowConnector"
-      "kv_connector_module_path" "kvstow.vllm_connector"
+      "kv_connector_module_path" "kvstow.vllm"
       "kv_role" $values.vllm.kvRole
       "kv_load_failure_policy" "recompute"
       "kv_connector_extra_config" $extra -}}
