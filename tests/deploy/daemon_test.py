@@ -130,7 +130,7 @@ class Dashboard(unittest.TestCase):
         for expression in expressions_of(self.dashboard):
             for name, labels in metrics_of(expression).items():
                 named_metrics += 1
-                self.assertIn(name, self.exported, expression)
+                self.assertTrue(name in self.exported, f"{name} is not exported: {expression}")
                 labels = labels | grouped_labels_of(expression)
                 self.assertLessEqual(labels - SCRAPER_LABELS, self.exported[name], expression)
         self.assertGreater(named_metrics, 40)

@@ -38,10 +38,9 @@ class Recipe(unittest.TestCase):
             folders = set(re.findall(r"add_subdirectory\((\w+)\)", stream.read())) - {"tests"}
         self.assertGreater(len(folders), 4)
         context = set(recipe.context())
-        for path in recipe.tree():
-            if path.split("/")[0] in folders:
-                self.assertIn(path, context)
-        self.assertLess({"CMakeLists.txt", "CMakePresets.json"}, context)
+        read = {path for path in recipe.tree() if path.split("/")[0] in folders}
+        self.assertEqual(sorted(read - context), [])
+        self.assertEqual({"CMakeLists.txt", "CMakePresets.json"} - context, set())
 
     def test_context_has_no_more(self):
         for path in recipe.context():
