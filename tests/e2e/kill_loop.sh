@@ -6,7 +6,8 @@
 # A round: start kvstowd, check everything earlier rounds wrote (each block byte-equal or a miss;
 # those acknowledged as durable must be there; stat, list and verify agree; nothing reserved is left
 # over), then put a writer and a reader to work and kill -9 the daemon at a random moment. After the
-# last round the daemon is checked once more and ended with SIGTERM.
+# last round the daemon is checked once more and ended with SIGTERM. The workers' bytes go through
+# shared memory, UCX over TCP and gRPC in turn.
 #
 # ROUNDS: 100 unless given. DIR: build/dev unless given. The seed of the random moments is printed;
 # the same one gives the same moments.
@@ -58,6 +59,7 @@ start_daemon() {
   local waited
   : > "$folder/daemon.log"  # before the start, or the wait below would read the last one's
   "$daemon" --listen.unix_socket="$folder/kvstow.sock" --listen.tcp= --metrics.address= \
+    --channels.ucx=true --channels.ucx_tls=tcp --channels.ucx_devices=lo \
     --dram.capacity=64MiB --nvme.path="$folder/nvme" --nvme.capacity=2GiB \
     > "$folder/daemon.log" 2>&1 < /dev/null &
   daemon_pid=$!

@@ -292,6 +292,11 @@ int Check(Worker& worker) {
 int Run(std::string_view mode, const std::string& target, const std::string& ledger, int round) {
   KvClientOptions options{
       .target = target, .control_timeout = absl::Seconds(5), .data_timeout = absl::Seconds(20)};
+  options.ucx = {.tls = "tcp", .net_devices = "lo"};
+  constexpr PathKind kPaths[] = {PathKind::kShm, PathKind::kUcx, PathKind::kGrpc};
+  const PathKind path = kPaths[round % 3];
+  options.paths.clear();
+  if (path != PathKind::kGrpc) options.paths = {path};
   Worker worker;
   worker.client = KvClient::Create(options).value();
   worker.control =
