@@ -52,7 +52,7 @@ std::string BashCompletion() {
       "    COMPREPLY=($(compgen -W \"bash\" -- \"$word\"))\n"
       "  elif [ \"${COMP_WORDS[COMP_CWORD-1]}\" = --codec ] ||\n"
       "       [ \"${COMP_WORDS[COMP_CWORD-1]}\" = --codecs ]; then\n"
-      "    COMPREPLY=($(compgen -W \"raw int8 safe lossless small tq4 k=tqm4,v=tq4\" -- "
+      "    COMPREPLY=($(compgen -W \"raw int8 safe lossless small tiny tq4 k=tqm4,v=tq4\" -- "
       "\"$word\"))\n"
       "  elif [[ \"$word\" == -* ]]; then\n"
       "    COMPREPLY=($(compgen -W \"$options\" -- \"$word\"))\n"

@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr Option kPutOptions[] = {
-    {"codec", "CODEC", "raw, int8, a preset (safe, lossless), or k=CODEC,v=CODEC", "safe"},
+    {"codec", "CODEC", "raw, int8, a preset (safe, tiny, ...), or k=CODEC,v=CODEC", "safe"},
     kTenantOption,
     kLoraOption,
     {"compress-at", "WHERE", "service or worker: where the quantizer runs", "service"},

@@ -26,9 +26,9 @@ struct PutPlan {
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;
 
-  // The first block of a prompt holds the attention sink.
   CodecPair CodecsOf(int32_t block_idx) const {
-    return block_idx == 0 && codec.raw_first_block ? CodecPair{} : codec.pair;
+    return codec.OfBlock(block_idx, static_cast<int64_t>(keys.size()),
+                         model.layout->tokens_per_block());
   }
 };
 

@@ -22,6 +22,8 @@
 
 namespace kvstow {
 
+class Rotation;
+
 // Stored in every record: never renumber, never reuse.
 enum class CodecId : uint8_t {
   kRaw = 0,
@@ -32,6 +34,19 @@ enum class CodecId : uint8_t {
   kTqm4 = 5,
   kTqm3 = 6,
   kTqm2 = 7,
+  kInt4 = 8,
+  kKivi4 = 9,
+  kKivi2 = 10,
+  kTq3Mixed = 11,  // "tq3.5"
+  kTq2Mixed = 12,  // "tq2.5"
+  kTqProd4 = 13,
+  kTqProd3 = 14,
+  kTqProd2 = 15,
+  kOlm4 = 16,
+  kOlm3 = 17,
+  kOsu2 = 18,
+  kOscar2 = 19,
+  kGear = 20,
 };
 
 struct PlaneShape {
@@ -39,6 +54,9 @@ struct PlaneShape {
   int32_t dim = 0;  // head_dim
   Role role = Role::kKey;
   DType dtype = DType::kBf16;  // of the rows, on both sides
+  // Of the plane's layer, role and head; borrowed. Only codecs that need a calibration look at it,
+  // and these accept no plane without one.
+  const Rotation* rotation = nullptr;
 };
 
 enum class EncodeResult {
@@ -62,6 +80,7 @@ struct CodecBackend {
 struct Codec {
   CodecId id;
   std::string_view name;                            // "tq4"
+  bool needs_rotation;                              // PlaneShape::rotation: a calibration
   bool (*accepts)(const PlaneShape& shape);         // can it encode such planes?
   int64_t (*plane_bytes)(const PlaneShape& shape);  // encoded size, a pure function of the shape
   absl::Span<const CodecBackend> host;              // [0] is the scalar reference, the fastest last
@@ -90,11 +109,22 @@ struct CodecChoice {
   CodecPair pair;
   // The first block of a prefix holds the attention sink and stays raw.
   bool raw_first_block = false;
+  // So do the last full blocks, as many as hold this many tokens: the window that matters most at
+  // few bits. A block that was sealed raw stays so when the conversation goes on.
+  int32_t num_raw_last_tokens = 0;
+
+  // The codecs of block `block_idx` of `num_blocks` full ones.
+  CodecPair OfBlock(int64_t block_idx, int64_t num_blocks, int32_t tokens_per_block) const {
+    const bool is_first = raw_first_block && block_idx == 0;
+    const int64_t tokens_after = (num_blocks - 1 - block_idx) * tokens_per_block;
+    return is_first || tokens_after < num_raw_last_tokens ? CodecPair{} : pair;
+  }
 };
 
 // "raw", "int8" (both roles), "k=tqm4,v=tq4", or a preset: "lossless" (raw), "safe" (k=tqm4,v=tq4),
-// "small" (k=tqm4,v=tq3), each with the first block raw but `lossless`. kInvalidArgument names the
-// nearest known name, or the role a codec does not serve (tqm* are for keys only).
+// "small" (k=tqm4,v=tq3), "tiny" (k=tqm3,v=tq2 and the last 64 tokens raw), each with the first
+// block raw but `lossless`. kInvalidArgument names the nearest known name, or the role a codec does
+// not serve (tqm* are for keys only).
 absl::StatusOr<CodecChoice> ParseCodecChoice(std::string_view text);
 
 // "tq4" when both roles agree, else "k=tqm4,v=tq4".

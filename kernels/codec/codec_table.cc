@@ -5,10 +5,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/gear.h"
+#include "kernels/codec/int4.h"
 #include "kernels/codec/int8.h"
+#include "kernels/codec/kivi.h"
+#include "kernels/codec/olm.h"
+#include "kernels/codec/oscar.h"
 #include "kernels/codec/raw.h"
 #include "kernels/codec/simd.h"
 #include "kernels/codec/tq.h"
+#include "kernels/codec/tq_mixed.h"
+#include "kernels/codec/tq_prod.h"
 #include "kernels/codec/tqm.h"
 #include "kernels/core/check.h"
 #include "kernels/core/status_macros.h"
@@ -25,17 +32,25 @@ bool AcceptsFloats(const PlaneShape& shape) {
   return AcceptsAny(shape) && IsFloatDType(shape.dtype);
 }
 
-bool AcceptsRotation(const PlaneShape& shape) {
+bool AcceptsHadamard(const PlaneShape& shape) {
   return AcceptsFloats(shape) && PaleyOrder(shape.dim) != 0;
 }
 
-bool AcceptsKeyRotation(const PlaneShape& shape) {
-  return AcceptsRotation(shape) && shape.role == Role::kKey;
+bool AcceptsKeyHadamard(const PlaneShape& shape) {
+  return AcceptsHadamard(shape) && shape.role == Role::kKey;
 }
 
 int64_t Int8Bytes(const PlaneShape& shape) {
   return Int8Layout(shape.num_tokens, shape.dim).plane_bytes;
 }
+
+int64_t Int4Bytes(const PlaneShape& shape) {
+  return Int4Layout(shape.num_tokens, shape.dim).plane_bytes;
+}
+
+int64_t OscarBytes(const PlaneShape& shape) { return OscarFormat{shape}.plane_bytes(); }
+
+int64_t GearBytes(const PlaneShape& shape) { return GearFormat{shape}.plane_bytes(); }
 
 constexpr std::array<CodecBackend, 1> kRawHost = {{{"scalar", Always, EncodeRaw, DecodeRaw}}};
 
@@ -43,6 +58,19 @@ constexpr std::array<CodecBackend, 2> kInt8Host = {{
     {"scalar", Always, EncodeInt8Scalar, DecodeInt8Scalar},
     {"highway", SimdSupported, EncodeInt8Highway, DecodeInt8Highway},
 }};
+
+constexpr std::array<CodecBackend, 2> kInt4Host = {{
+    {"scalar", Always, EncodeInt4Scalar, DecodeInt4Scalar},
+    {"highway", SimdSupported, EncodeInt4Highway, DecodeInt4Highway},
+}};
+
+constexpr std::array<CodecBackend, 2> kOscarHost = {{
+    {"scalar", Always, EncodeOscarScalar, DecodeOscarScalar},
+    {"highway", SimdSupported, EncodeOscarHighway, DecodeOscarHighway},
+}};
+
+constexpr std::array<CodecBackend, 1> kGearHost = {
+    {{"scalar", Always, EncodeGearScalar, DecodeGearScalar}}};
 
 // Gives a family's functions, which take the format, the table's signatures.
 template <int kBits>
@@ -83,16 +111,97 @@ struct Tqm {
   }};
 };
 
+template <int kBits>
+struct Kivi {
+  static int64_t Bytes(const PlaneShape& shape) { return KiviFormatOf(kBits, shape).plane_bytes(); }
+  template <auto kEncode>
+  static EncodeResult Encode(const PlaneShape& shape, const std::byte* rows, std::byte* plane) {
+    return kEncode(KiviFormatOf(kBits, shape), shape, rows, plane);
+  }
+  template <auto kDecode>
+  static void Decode(const PlaneShape& shape, const std::byte* plane, std::byte* rows) {
+    kDecode(KiviFormatOf(kBits, shape), shape, plane, rows);
+  }
+  static constexpr std::array<CodecBackend, 2> kHost = {{
+      {"scalar", Always, Encode<EncodeKiviScalar>, Decode<DecodeKiviScalar>},
+      {"highway", SimdSupported, Encode<EncodeKiviHighway>, Decode<DecodeKiviHighway>},
+  }};
+};
+
+// Families whose format holds the shape.
+template <class Format>
+struct Shaped {
+  template <int kBits>
+  static int64_t Bytes(const PlaneShape& shape) {
+    return Format{.bits = kBits, .shape = shape}.plane_bytes();
+  }
+  template <int kBits, auto kEncode>
+  static EncodeResult Encode(const PlaneShape& shape, const std::byte* rows, std::byte* plane) {
+    return kEncode(Format{.bits = kBits, .shape = shape}, rows, plane);
+  }
+  template <int kBits, auto kDecode>
+  static void Decode(const PlaneShape& shape, const std::byte* plane, std::byte* rows) {
+    kDecode(Format{.bits = kBits, .shape = shape}, plane, rows);
+  }
+};
+
+template <int kBits>
+struct TqMixed : Shaped<TqMixedFormat> {
+  static constexpr std::array<CodecBackend, 2> kHost = {{
+      {"scalar", Always, Encode<kBits, EncodeTqMixedScalar>, Decode<kBits, DecodeTqMixedScalar>},
+      {"highway", SimdSupported, Encode<kBits, EncodeTqMixedHighway>,
+       Decode<kBits, DecodeTqMixedHighway>},
+  }};
+};
+
+template <int kBits>
+struct TqProd : Shaped<TqProdFormat> {
+  static constexpr std::array<CodecBackend, 1> kHost = {
+      {{"scalar", Always, Encode<kBits, EncodeTqProdScalar>, Decode<kBits, DecodeTqProdScalar>}}};
+};
+
+template <int kBits>
+struct Olm {
+  static int64_t Bytes(const PlaneShape& shape) {
+    return OlmFormatOf(kBits, shape).layout().plane_bytes;
+  }
+  template <auto kEncode>
+  static EncodeResult Encode(const PlaneShape& shape, const std::byte* rows, std::byte* plane) {
+    return kEncode(OlmFormatOf(kBits, shape), rows, plane);
+  }
+  template <auto kDecode>
+  static void Decode(const PlaneShape& shape, const std::byte* plane, std::byte* rows) {
+    kDecode(OlmFormatOf(kBits, shape), plane, rows);
+  }
+  static constexpr std::array<CodecBackend, 2> kHost = {{
+      {"scalar", Always, Encode<EncodeOlmScalar>, Decode<DecodeOlmScalar>},
+      {"highway", SimdSupported, Encode<EncodeOlmHighway>, Decode<DecodeOlmHighway>},
+  }};
+};
+
 // In the order of CodecId.
-constexpr std::array<Codec, 8> kCodecs = {{
-    {CodecId::kRaw, "raw", AcceptsAny, RawBytes, kRawHost},
-    {CodecId::kInt8, "int8", AcceptsFloats, Int8Bytes, kInt8Host},
-    {CodecId::kTq4, "tq4", AcceptsRotation, Tq<4>::Bytes, Tq<4>::kHost},
-    {CodecId::kTq3, "tq3", AcceptsRotation, Tq<3>::Bytes, Tq<3>::kHost},
-    {CodecId::kTq2, "tq2", AcceptsRotation, Tq<2>::Bytes, Tq<2>::kHost},
-    {CodecId::kTqm4, "tqm4", AcceptsKeyRotation, Tqm<4>::Bytes, Tqm<4>::kHost},
-    {CodecId::kTqm3, "tqm3", AcceptsKeyRotation, Tqm<3>::Bytes, Tqm<3>::kHost},
-    {CodecId::kTqm2, "tqm2", AcceptsKeyRotation, Tqm<2>::Bytes, Tqm<2>::kHost},
+constexpr std::array<Codec, 21> kCodecs = {{
+    {CodecId::kRaw, "raw", false, AcceptsAny, RawBytes, kRawHost},
+    {CodecId::kInt8, "int8", false, AcceptsFloats, Int8Bytes, kInt8Host},
+    {CodecId::kTq4, "tq4", false, AcceptsHadamard, Tq<4>::Bytes, Tq<4>::kHost},
+    {CodecId::kTq3, "tq3", false, AcceptsHadamard, Tq<3>::Bytes, Tq<3>::kHost},
+    {CodecId::kTq2, "tq2", false, AcceptsHadamard, Tq<2>::Bytes, Tq<2>::kHost},
+    {CodecId::kTqm4, "tqm4", false, AcceptsKeyHadamard, Tqm<4>::Bytes, Tqm<4>::kHost},
+    {CodecId::kTqm3, "tqm3", false, AcceptsKeyHadamard, Tqm<3>::Bytes, Tqm<3>::kHost},
+    {CodecId::kTqm2, "tqm2", false, AcceptsKeyHadamard, Tqm<2>::Bytes, Tqm<2>::kHost},
+    {CodecId::kInt4, "int4", false, AcceptsFloats, Int4Bytes, kInt4Host},
+    {CodecId::kKivi4, "kivi4", false, KiviAccepts, Kivi<4>::Bytes, Kivi<4>::kHost},
+    {CodecId::kKivi2, "kivi2", false, KiviAccepts, Kivi<2>::Bytes, Kivi<2>::kHost},
+    {CodecId::kTq3Mixed, "tq3.5", false, TqMixedAccepts, TqMixed<3>::Bytes<3>, TqMixed<3>::kHost},
+    {CodecId::kTq2Mixed, "tq2.5", false, TqMixedAccepts, TqMixed<2>::Bytes<2>, TqMixed<2>::kHost},
+    {CodecId::kTqProd4, "tq_prod4", false, AcceptsHadamard, TqProd<4>::Bytes<4>, TqProd<4>::kHost},
+    {CodecId::kTqProd3, "tq_prod3", false, AcceptsHadamard, TqProd<3>::Bytes<3>, TqProd<3>::kHost},
+    {CodecId::kTqProd2, "tq_prod2", false, AcceptsHadamard, TqProd<2>::Bytes<2>, TqProd<2>::kHost},
+    {CodecId::kOlm4, "olm4", true, OlmAccepts, Olm<4>::Bytes, Olm<4>::kHost},
+    {CodecId::kOlm3, "olm3", true, OlmAccepts, Olm<3>::Bytes, Olm<3>::kHost},
+    {CodecId::kOsu2, "osu2", true, OlmAccepts, Olm<2>::Bytes, Olm<2>::kHost},
+    {CodecId::kOscar2, "oscar2", true, OlmAccepts, OscarBytes, kOscarHost},
+    {CodecId::kGear, "gear", false, GearAccepts, GearBytes, kGearHost},
 }};
 
 struct Preset {
@@ -100,10 +209,12 @@ struct Preset {
   CodecChoice choice;
 };
 
-constexpr std::array<Preset, 3> kPresets = {{
+constexpr std::array<Preset, 4> kPresets = {{
     {"lossless", {{CodecId::kRaw, CodecId::kRaw}, /*raw_first_block=*/false}},
     {"safe", {{CodecId::kTqm4, CodecId::kTq4}, /*raw_first_block=*/true}},
     {"small", {{CodecId::kTqm4, CodecId::kTq3}, /*raw_first_block=*/true}},
+    {"tiny",
+     {{CodecId::kTqm3, CodecId::kTq2}, /*raw_first_block=*/true, /*num_raw_last_tokens=*/64}},
 }};
 
 bool ServesOnlyKeys(const Codec& codec) {
@@ -124,7 +235,8 @@ absl::Status UnknownName(const std::string& name, bool presets_too) {
     absl::StrAppend(&wanted, wanted.empty() ? "" : ", ", codec);
   if (presets_too) {
     for (const Preset& preset : kPresets) known.emplace_back(preset.name);
-    absl::StrAppend(&wanted, ", a pair such as k=tqm4,v=tq4, or a preset: lossless, safe, small");
+    absl::StrAppend(&wanted,
+                    ", a pair such as k=tqm4,v=tq4, or a preset: lossless, safe, small, tiny");
   }
   const std::string nearest = NearestName(name, known);
   return absl::InvalidArgumentError(

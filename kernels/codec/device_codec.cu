@@ -3,6 +3,7 @@
 
 #include "kernels/codec/device_codec.h"
 #include "kernels/codec/device_kernels.cuh"
+#include "kernels/codec/device_plan.h"
 #include "kernels/core/device.h"
 
 namespace kvstow {
@@ -61,12 +62,14 @@ DevicePlane PlaceOnDevice(std::size_t rows_bytes, const DeviceParams& params) {
   return device;
 }
 
-DeviceParams ParamsOf(const PlaneShape& shape, int bits, bool has_mean) {
+template <CodecId kId>
+DeviceParams ParamsOf(const PlaneShape& shape) {
   DeviceParams params;
   params.num_tokens = shape.num_tokens;
   params.dim = shape.dim;
   params.dtype = static_cast<int32_t>(shape.dtype);
-  if (!MakeDeviceParams(bits, has_mean, static_cast<int>(shape.role), params)) {
+  DeviceCodec codec;
+  if (!DeviceCodecOf(kId, codec) || !MakeDeviceParams(codec, shape.role, params)) {
     std::fprintf(stderr, "cuda: no kernel for %d tokens of dim %d\n", shape.num_tokens, shape.dim);
     std::abort();
   }
@@ -77,9 +80,9 @@ std::size_t RowsBytes(const PlaneShape& shape) {
   return static_cast<std::size_t>(DTypeBytes(shape.dtype, int64_t{shape.num_tokens} * shape.dim));
 }
 
-template <int kBits, bool kHasMean>
+template <CodecId kId>
 EncodeResult Encode(const PlaneShape& shape, const std::byte* rows, std::byte* plane) {
-  const DeviceParams params = ParamsOf(shape, kBits, kHasMean);
+  const DeviceParams params = ParamsOf<kId>(shape);
   const DevicePlane device = PlaceOnDevice(RowsBytes(shape), params);
   CheckCuda(cudaMemcpy(device.rows, rows, RowsBytes(shape), cudaMemcpyHostToDevice), "copy rows");
   CheckCuda(gpu::LaunchEncode(params, device.job, 1, nullptr), "launch encode");
@@ -90,9 +93,9 @@ EncodeResult Encode(const PlaneShape& shape, const std::byte* rows, std::byte* p
   return EncodeResult::kEncoded;
 }
 
-template <int kBits, bool kHasMean>
+template <CodecId kId>
 void Decode(const PlaneShape& shape, const std::byte* plane, std::byte* rows) {
-  const DeviceParams params = ParamsOf(shape, kBits, kHasMean);
+  const DeviceParams params = ParamsOf<kId>(shape);
   const DevicePlane device = PlaceOnDevice(RowsBytes(shape), params);
   CheckCuda(cudaMemcpy(device.plane, plane, params.plane_bytes, cudaMemcpyHostToDevice), "plane");
   CheckCuda(gpu::LaunchDecode(params, device.job, device.output, 1, nullptr), "launch decode");
@@ -104,10 +107,9 @@ bool HasDevice() {
   return has_device;
 }
 
-template <int kBits, bool kHasMean>
+template <CodecId kId>
 absl::Span<const CodecBackend> Backend() {
-  static constexpr CodecBackend kBackend[] = {
-      {"cuda", HasDevice, Encode<kBits, kHasMean>, Decode<kBits, kHasMean>}};
+  static constexpr CodecBackend kBackend[] = {{"cuda", HasDevice, Encode<kId>, Decode<kId>}};
   return kBackend;
 }
 
@@ -116,23 +118,28 @@ absl::Span<const CodecBackend> Backend() {
 absl::Span<const CodecBackend> DeviceBackends(CodecId id) {
   switch (id) {
     case CodecId::kInt8:
-      return Backend<8, false>();
+      return Backend<CodecId::kInt8>();
     case CodecId::kTq4:
-      return Backend<4, false>();
+      return Backend<CodecId::kTq4>();
     case CodecId::kTq3:
-      return Backend<3, false>();
+      return Backend<CodecId::kTq3>();
     case CodecId::kTq2:
-      return Backend<2, false>();
+      return Backend<CodecId::kTq2>();
     case CodecId::kTqm4:
-      return Backend<4, true>();
+      return Backend<CodecId::kTqm4>();
     case CodecId::kTqm3:
-      return Backend<3, true>();
+      return Backend<CodecId::kTqm3>();
     case CodecId::kTqm2:
-      return Backend<2, true>();
-    case CodecId::kRaw:
-      break;
+      return Backend<CodecId::kTqm2>();
+    case CodecId::kInt4:
+      return Backend<CodecId::kInt4>();
+    case CodecId::kKivi4:
+      return Backend<CodecId::kKivi4>();
+    case CodecId::kKivi2:
+      return Backend<CodecId::kKivi2>();
+    default:
+      return {};
   }
-  return {};
 }
 
 }  // namespace kvstow

@@ -1,4 +1,4 @@
-// Device kernels of int8, tq* and tqm*: one CTA encodes or decodes one plane, one warp a row.
+// Device kernels of tq* and tqm*, one warp a row, and the launches of all codecs.
 //
 // Arithmetic: sums are integer sums, so neither the order of threads nor their number can change a
 // bit; every floating-point operation is a single correctly rounded one (never fused: --fmad=false
@@ -9,103 +9,12 @@
 // buffer), then dim int32 of means. Source: the integer arithmetic of kernels/codec/README.md.
 #pragma once
 
-#if defined(__CUDACC__)
-#include "kernels/core/cuda_dialect.h"
-#else
-#include "simt.h"
-#endif
-
 #include <cstdint>
 
-#include "kernels/codec/device_params.h"
+#include "kernels/codec/device_minmax.cuh"
+#include "kernels/codec/device_values.cuh"
 
 namespace SIMT_NS {
-
-using kvstow::DeviceParams;
-
-constexpr int kWarpsPerCta = 4;
-constexpr int kThreadsPerCta = 32 * kWarpsPerCta;
-constexpr unsigned kFullMask = 0xffffffffu;
-// DType numbers of the rows.
-constexpr int kBf16 = 1;
-constexpr int kF16 = 2;
-
-struct PlaneJob {
-  const unsigned char* rows;  // [num_tokens, dim] of params.dtype
-  unsigned char* plane;       // params.plane_bytes
-  int* keep_raw;              // encode only: set to 1 where the rows must stay as they are, else 0
-};
-
-__device__ inline float LoadValue(const DeviceParams& p, const unsigned char* rows, int64_t idx) {
-  if (p.dtype == kBf16) {
-    const unsigned bits = reinterpret_cast<const unsigned short*>(rows)[idx];
-    return __uint_as_float(bits << 16);
-  }
-  if (p.dtype == kF16) return __half2float(reinterpret_cast<const __half*>(rows)[idx]);
-  return reinterpret_cast<const float*>(rows)[idx];
-}
-
-__device__ inline void StoreValue(const DeviceParams& p, unsigned char* rows, int64_t idx,
-                                  float value) {
-  if (p.dtype == kBf16) {
-    const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
-    reinterpret_cast<unsigned short*>(rows)[idx] = bits;
-  } else if (p.dtype == kF16) {
-    const unsigned short bits = __half_as_ushort(__float2half_rn(value));
-    reinterpret_cast<unsigned short*>(rows)[idx] = bits;
-  } else {
-    reinterpret_cast<float*>(rows)[idx] = value;
-  }
-}
-
-__device__ inline unsigned short LoadU16(const unsigned char* from) {
-  return static_cast<unsigned short>(from[0] | (from[1] << 8));
-}
-
-__device__ inline void StoreU16(unsigned char* to, unsigned short value) {
-  to[0] = static_cast<unsigned char>(value & 0xff);
-  to[1] = static_cast<unsigned char>(value >> 8);
-}
-
-// 2^exponent as fp32, -126 <= exponent <= 127: exact.
-__device__ inline float PowerOfTwo(int exponent) {
-  return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
-}
-
-// floor(log2 value) of a normal positive fp32.
-__device__ inline int FloorLog2(float value) {
-  return static_cast<int>((__float_as_uint(value) >> 23) & 0xffu) - 127;
-}
-
-__device__ inline bool IsFinite(float value) {
-  return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
-}
-
-// value * 2^exponent where exponent may lie outside of fp32's range of powers; one rounding at
-// most.
-__device__ inline float ScaleByPower(float value, int exponent) {
-  if (exponent > 127)
-    return __fmul_rn(__fmul_rn(value, PowerOfTwo(127)), PowerOfTwo(exponent - 127));
-  return __fmul_rn(value, PowerOfTwo(exponent));
-}
-
-__device__ inline long long WarpSum(long long value) {
-  for (int step = 16; step > 0; step >>= 1) value += __shfl_xor_sync(kFullMask, value, step);
-  return value;
-}
-
-__device__ inline int WarpMax(int value) { return __reduce_max_sync(kFullMask, value); }
-
-// The largest magnitude of a row as fp32 bits (ordered like integers), and whether all are finite.
-__device__ inline float WarpRowAmax(const DeviceParams& p, const unsigned char* rows, int64_t row,
-                                    int lane) {
-  int bits = 0;
-  for (int j = lane; j < p.dim; j += 32) {
-    bits = max(
-        bits, static_cast<int>(__float_as_uint(LoadValue(p, rows, row * p.dim + j)) & 0x7fffffffu));
-  }
-  return __uint_as_float(static_cast<unsigned>(WarpMax(bits)));
-}
 
 // y = H v (transposed: H^T v) for one row of a warp, H = Paley (x) Sylvester. `v` is overwritten;
 // the result is in the buffer that is returned: `v` or `spare`.
@@ -282,10 +191,6 @@ __device__ inline bool EncodeMeans(const DeviceParams& p, const PlaneJob& job, i
   return stored != 0x7c00u;
 }
 
-__device__ inline void ZeroBytes(unsigned char* to, int from, int end) {
-  for (int i = from + static_cast<int>(threadIdx.x); i < end; i += blockDim.x) to[i] = 0;
-}
-
 // One row of the mean form, step 3: q from the rest u after the mean; returns the exponent for
 // EncodeIntegers.
 __device__ inline int LoadRestOfMean(const DeviceParams& p, const PlaneJob& job, int row, int e,
@@ -349,8 +254,7 @@ __global__ void __launch_bounds__(kThreadsPerCta)
       __syncwarp(kFullMask);
     }
   }
-  const int any_bad = __syncthreads_or(is_bad ? 1 : 0);
-  if (threadIdx.x == 0) *job.keep_raw = any_bad ? 1 : 0;
+  ReportKeepRaw(job, is_bad);
 }
 
 __global__ void __launch_bounds__(kThreadsPerCta)
@@ -386,47 +290,6 @@ __global__ void __launch_bounds__(kThreadsPerCta)
   }
 }
 
-__global__ void __launch_bounds__(kThreadsPerCta)
-    EncodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs) {
-  const PlaneJob job = jobs[blockIdx.x];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  bool is_bad = false;
-  ZeroBytes(job.plane, p.mean_offset, p.code_offset);
-  ZeroBytes(job.plane, p.code_offset + p.num_tokens * p.code_row_bytes, p.plane_bytes);
-  for (int row = warp; row < p.num_tokens; row += kWarpsPerCta) {
-    const float amax = WarpRowAmax(p, job.rows, row, lane);
-    const unsigned short stored = __half_as_ushort(__float2half_rn(__fdiv_rn(amax, 127.0f)));
-    is_bad |= !IsFinite(amax) || stored == 0x7c00u;
-    const float scale = __half2float(__ushort_as_half(stored));
-    unsigned char* codes = job.plane + p.code_offset + row * p.code_row_bytes;
-    for (int j = lane; j < p.dim; j += 32) {
-      int code = 0;
-      if (stored != 0 && !is_bad) {
-        const float x = LoadValue(p, job.rows, int64_t{1} * row * p.dim + j);
-        code = max(-127, min(127, __float2int_rn(__fdiv_rn(x, scale))));
-      }
-      codes[j] = static_cast<unsigned char>(code);
-    }
-    if (lane == 0) StoreU16(job.plane + 2 * row, stored);
-  }
-  const int any_bad = __syncthreads_or(is_bad ? 1 : 0);
-  if (threadIdx.x == 0) *job.keep_raw = any_bad ? 1 : 0;
-}
-
-__global__ void __launch_bounds__(kThreadsPerCta)
-    DecodeInt8Planes(const DeviceParams p, const PlaneJob* __restrict__ jobs,
-                     unsigned char* const* __restrict__ outputs) {
-  const PlaneJob job = jobs[blockIdx.x];
-  unsigned char* const rows = outputs[blockIdx.x];
-  const int64_t num_values = int64_t{1} * p.num_tokens * p.dim;
-  for (int64_t i = threadIdx.x; i < num_values; i += blockDim.x) {
-    const int row = static_cast<int>(i / p.dim);
-    const float scale = __half2float(__ushort_as_half(LoadU16(job.plane + 2 * row)));
-    const signed char code = static_cast<signed char>(job.plane[p.code_offset + i]);
-    StoreValue(p, rows, i, __fmul_rn(__int2float_rn(code), scale));
-  }
-}
-
 inline std::size_t HadamardSharedBytes(const DeviceParams& p) {
   return sizeof(int) * (static_cast<std::size_t>(kWarpsPerCta) * 2 * p.dim + p.dim);
 }
@@ -436,7 +299,12 @@ inline std::size_t HadamardSharedBytes(const DeviceParams& p) {
 inline cudaError_t LaunchEncode(const DeviceParams& p, const PlaneJob* jobs, int num_planes,
                                 cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(num_planes)), cta(kThreadsPerCta);
-  if (p.bits == 8) return simt::launch(EncodeInt8Planes, grid, cta, 0, stream, p, jobs);
+  if (p.family == DeviceFamily::kAbsmax) {
+    return simt::launch(EncodeAbsmaxPlanes, grid, cta, 0, stream, p, jobs);
+  }
+  if (p.family == DeviceFamily::kKivi) {
+    return simt::launch(EncodeKiviPlanes, grid, cta, 0, stream, p, jobs);
+  }
   return simt::launch(EncodeHadamardPlanes, grid, cta, HadamardSharedBytes(p), stream, p, jobs);
 }
 
@@ -444,7 +312,12 @@ inline cudaError_t LaunchDecode(const DeviceParams& p, const PlaneJob* jobs,
                                 unsigned char* const* outputs, int num_planes,
                                 cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(num_planes)), cta(kThreadsPerCta);
-  if (p.bits == 8) return simt::launch(DecodeInt8Planes, grid, cta, 0, stream, p, jobs, outputs);
+  if (p.family == DeviceFamily::kAbsmax) {
+    return simt::launch(DecodeAbsmaxPlanes, grid, cta, 0, stream, p, jobs, outputs);
+  }
+  if (p.family == DeviceFamily::kKivi) {
+    return simt::launch(DecodeKiviPlanes, grid, cta, 0, stream, p, jobs, outputs);
+  }
   return simt::launch(DecodeHadamardPlanes, grid, cta, HadamardSharedBytes(p), stream, p, jobs,
                       outputs);
 }

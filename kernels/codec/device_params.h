@@ -10,11 +10,16 @@ namespace kvstow {
 inline constexpr int kDeviceMaxDim = 576;
 inline constexpr int kDeviceMaxPaleyOrder = 36;
 
+// Which kernels serve a plane.
+enum class DeviceFamily : int32_t { kAbsmax, kKivi, kHadamard };
+
 struct DeviceParams {
+  DeviceFamily family = DeviceFamily::kHadamard;
   int32_t num_tokens = 0;
   int32_t dim = 0;
-  int32_t dtype = 0;        // DType
-  int32_t bits = 0;         // 2, 3, 4; 8 for int8
+  int32_t dtype = 0;  // DType
+  int32_t bits = 0;
+  int32_t is_key = 0;
   int32_t has_mean = 0;     // mean form (tqm)
   int32_t is_unbiased = 0;  // scale rule of the encoder
   int32_t scale_shift = 0;  // g: the stored scale is alpha * 2^(e - 10 + g)
@@ -27,15 +32,10 @@ struct DeviceParams {
   uint64_t paley_minus[kDeviceMaxPaleyOrder] = {};  // row i: bit j set where the entry is -1
   uint32_t sign_minus[kDeviceMaxDim / 32] = {};     // bit j: the sign of coordinate j is -1
   // Byte offsets in the encoded plane.
-  int32_t mean_offset = 0;  // of the mean scale, then the means
+  int32_t mean_offset = 0;  // of the mean scale, then the means; kivi: of the minima
   int32_t code_offset = 0;
   int32_t code_row_bytes = 0;
   int32_t plane_bytes = 0;
 };
-
-// Parameters of int8 (bits 8), tq (has_mean false) and tqm (true). False where the shape has no
-// device kernel: other dtypes, dims that are no multiple of 8 or above kDeviceMaxDim, or that have
-// no Hadamard matrix here.
-bool MakeDeviceParams(int bits, bool has_mean, int role, DeviceParams& params);
 
 }  // namespace kvstow

@@ -27,6 +27,7 @@ constexpr int PaleyOrder(int dim) {
   if (dim < kMinHadamardDim || dim > kMaxHadamardDim) return 0;
   if ((dim & (dim - 1)) == 0) return 1;
   switch (dim) {
+    case 48:
     case 96:
     case 192:
       return 12;
@@ -145,14 +146,16 @@ inline void ApplySigns(Role role, int32_t* v, int dim) {
 
 enum class Transposed : bool { kNo = false, kYes = true };
 
-// y = H y, or H^T y, in place. PaleyOrder(dim) != 0.
-inline void HadamardTransform(int32_t* y, int dim, Transposed transposed) {
+// y = H y, or H^T y, in place. PaleyOrder(dim) != 0. `Number` is an integer type, or double where
+// this order of additions is part of a format.
+template <class Number>
+void HadamardTransform(Number* y, int dim, Transposed transposed) {
   const int order = PaleyOrder(dim);
   const int sylvester = dim / order;
   for (int stride = 1; stride < sylvester; stride *= 2) {
     for (int first = 0; first < dim; first += 2 * stride) {
       for (int i = first; i < first + stride; ++i) {
-        const int32_t sum = y[i] + y[i + stride];
+        const Number sum = y[i] + y[i + stride];
         y[i + stride] = y[i] - y[i + stride];
         y[i] = sum;
       }
@@ -161,10 +164,10 @@ inline void HadamardTransform(int32_t* y, int dim, Transposed transposed) {
   if (order == 1) return;
   const int8_t* p = PaleyMatrix(order);
   for (int low = 0; low < sylvester; ++low) {
-    int32_t x[kMaxPaleyOrder];
+    Number x[kMaxPaleyOrder];
     for (int j = 0; j < order; ++j) x[j] = y[j * sylvester + low];
     for (int i = 0; i < order; ++i) {
-      int32_t sum = 0;
+      Number sum = 0;
       for (int j = 0; j < order; ++j) {
         sum += (transposed == Transposed::kYes ? p[j * order + i] : p[i * order + j]) * x[j];
       }

@@ -18,28 +18,6 @@ namespace {
 using DF = hn::ScalableTag<float>;
 using D8 = hn::Rebind<int8_t, DF>;
 
-// Largest magnitude of a row; infinity where a value is not finite.
-template <DType kDType>
-float RowMax(const std::byte* row, int64_t dim) {
-  const DF df;
-  const hn::RebindToUnsigned<DF> du;
-  const hn::RebindToSigned<DF> di;
-  constexpr int64_t kValueBytes = kDType == DType::kF32 ? 4 : 2;
-  const int64_t num_lanes = static_cast<int64_t>(hn::Lanes(df));
-  // As integers: magnitudes of fp32 are ordered, and NaN lies above infinity.
-  auto max = hn::Zero(di);
-  int64_t i = 0;
-  for (; i + num_lanes <= dim; i += num_lanes) {
-    const auto magnitude = hn::Abs(LoadFloats<kDType>(df, row + i * kValueBytes));
-    max = hn::Max(max, hn::BitCast(di, hn::BitCast(du, magnitude)));
-  }
-  int32_t result = hn::GetLane(hn::MaxOfLanes(di, max));
-  for (; i < dim; ++i) {
-    result = std::max(result, std::bit_cast<int32_t>(std::fabs(LoadValue(kDType, row, i))));
-  }
-  return std::bit_cast<float>(std::min(result, 0x7f800000));
-}
-
 template <DType kDType>
 void EncodeRow(const std::byte* row, int64_t dim, float scale, int8_t* codes) {
   const DF df;

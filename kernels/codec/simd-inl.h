@@ -8,11 +8,14 @@
 #define KVSTOW_CODEC_SIMD_INL_H_
 #endif
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/codec/rows.h"
 #include "kernels/core/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -102,6 +105,28 @@ HWY_INLINE void StoreFloats(DF df, VF value, std::byte* values) {
     const auto packed = hn::DemoteTo(d16, hn::BitCast(di, half));  // fits: no saturation
     hn::StoreU(packed, d16, reinterpret_cast<uint16_t*>(values));
   }
+}
+
+// Largest magnitude of a row; infinity where a value is not finite.
+template <DType kDType>
+HWY_INLINE float RowMax(const std::byte* row, int64_t dim) {
+  const hn::ScalableTag<float> df;
+  const hn::RebindToUnsigned<decltype(df)> du;
+  const hn::RebindToSigned<decltype(df)> di;
+  constexpr int64_t kValueBytes = kDType == DType::kF32 ? 4 : 2;
+  const int64_t num_lanes = static_cast<int64_t>(hn::Lanes(df));
+  // As integers: magnitudes of fp32 are ordered, and NaN lies above infinity.
+  auto max = hn::Zero(di);
+  int64_t i = 0;
+  for (; i + num_lanes <= dim; i += num_lanes) {
+    const auto magnitude = hn::Abs(LoadFloats<kDType>(df, row + i * kValueBytes));
+    max = hn::Max(max, hn::BitCast(di, hn::BitCast(du, magnitude)));
+  }
+  int32_t result = hn::GetLane(hn::MaxOfLanes(di, max));
+  for (; i < dim; ++i) {
+    result = std::max(result, std::bit_cast<int32_t>(std::fabs(LoadValue(kDType, row, i))));
+  }
+  return std::bit_cast<float>(std::min(result, 0x7f800000));
 }
 
 // Calls `call.template operator()<kDType>()` for a float dtype.

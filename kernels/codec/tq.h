@@ -30,7 +30,7 @@ enum class TqScale {
 };
 
 struct TqFormat {
-  int bits = 4;  // 2, 3 or 4
+  int bits = 4;  // 2, 3 or 4; 1 as the first part of tq_prod2
   int dim = 0;
   Role role = Role::kKey;
   TqScale scale = TqScale::kUnbiased;
@@ -46,7 +46,8 @@ struct TqTable {
   float clamp;         // kappa_b: the unbiased scale is at most this times the least-squares one
 };
 
-inline constexpr TqTable kTqTables[3] = {
+inline constexpr TqTable kTqTables[4] = {
+    {1, {1}, {}, 0, 1.7278760f},
     {2, {3, 10}, {0.98159882f}, 3, 1.2464333f},
     {4, {10, 31, 55, 88}, {0.50054973f, 1.04995728f, 1.74792749f}, 5, 1.1393624f},
     {8,
@@ -56,7 +57,7 @@ inline constexpr TqTable kTqTables[3] = {
      1.1105514f},
 };
 
-constexpr const TqTable& TqTableOf(int bits) { return kTqTables[bits - 2]; }
+constexpr const TqTable& TqTableOf(int bits) { return kTqTables[bits - 1]; }
 
 // Where the parts of a plane lie: row scales, in mean form (tqm.h) the mean scale and the means,
 // zeros to a multiple of 16, code rows, zeros to a multiple of 64.

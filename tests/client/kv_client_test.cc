@@ -88,6 +88,17 @@ TEST_F(KvClientTest, TheFirstBlockOfAPromptIsRawWhereThePresetSaysSo) {
   ExpectBlock(0);  // exact; the others only nearly
 }
 
+TEST_F(KvClientTest, TheLastTokensOfAPutStayRawWhereTheChoiceSaysSo) {
+  PutRequest request = Request("tiny");
+  ASSERT_EQ(request.codec.num_raw_last_tokens, 2 * kTokensPerBlock);
+  request.codec.num_raw_last_tokens = kTokensPerBlock;  // of three blocks the last
+  ASSERT_EQ(client_->Put(model_, request)->num_stored, 3);
+  const v1::ReserveRequest& reserve = service_.reserves.at(0);
+  EXPECT_EQ(reserve.blocks(0).codec(), "raw");
+  EXPECT_EQ(reserve.blocks(1).codec(), "k=tqm3,v=tq2");
+  EXPECT_EQ(reserve.blocks(2).codec(), "raw");
+}
+
 TEST_F(KvClientTest, EncodedBlocksAreDecodedAsTheCodecDefines) {
   const PutSummary put = PutAll("k=tqm4,v=tq4");
   ASSERT_EQ(client_->Get(model_, put.keys, target_->layers)->num_leading, 3);

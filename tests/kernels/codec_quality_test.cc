@@ -7,8 +7,10 @@
 #include "gtest/gtest.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/int8.h"
+#include "kernels/codec/kivi.h"
 #include "kernels/codec/tqm.h"
 #include "tests/kernels/plane_rows.h"
+#include "tests/kernels/rotation_for.h"
 
 namespace kvstow {
 namespace {
@@ -124,38 +126,221 @@ TEST(CodecQuality, ValuesAreUnbiasedAndKeysShrinkByTheirError) {
   }
 }
 
-TEST(CodecQuality, Int8ErrorIsAtMostHalfAStep) {
-  for (std::string_view generator : {"gaussian", "heavy", "int8_tie", "flat"}) {
-    const PlaneShape shape{.num_tokens = 64, .dim = 96, .role = Role::kValue, .dtype = DType::kF32};
-    const std::vector<std::byte> rows = testing::MakeRows(generator, shape, kSeed);
-    const Codec& int8 = *FindCodec(CodecId::kInt8);
-    std::vector<std::byte> plane(int8.plane_bytes(shape)), decoded(rows.size());
-    ASSERT_EQ(BestBackend(int8).encode(shape, rows.data(), plane.data()), EncodeResult::kEncoded);
-    BestBackend(int8).decode(shape, plane.data(), decoded.data());
-    for (int64_t i = 0; i < 64 * 96; ++i) {
-      const float step = F16ToFloat(LoadU16(plane.data() + i / 96 * 2));
-      const float x = LoadValue(shape.dtype, rows.data(), i);
-      const float error = std::fabs(LoadValue(shape.dtype, decoded.data(), i) - x);
-      ASSERT_LE(error, 0.5f * step + std::fabs(x) * 0x1p-22f) << generator << " value " << i;
+// Encoded, and decoded again.
+struct Decoded {
+  std::vector<std::byte> plane;
+  std::vector<std::byte> rows;
+};
+
+Decoded RoundTripBytes(const Codec& codec, const PlaneShape& shape,
+                       const std::vector<std::byte>& rows) {
+  Decoded decoded{std::vector<std::byte>(codec.plane_bytes(shape)),
+                  std::vector<std::byte>(rows.size(), std::byte{7})};
+  EXPECT_EQ(BestBackend(codec).encode(shape, rows.data(), decoded.plane.data()),
+            EncodeResult::kEncoded);
+  BestBackend(codec).decode(shape, decoded.plane.data(), decoded.rows.data());
+  return decoded;
+}
+
+// Half a step, and at the end of the range what the fp16 of the scale was rounded down by.
+TEST(CodecQuality, AbsmaxErrorIsAtMostHalfAStep) {
+  for (std::string_view name : {"int8", "int4"}) {
+    for (std::string_view generator : {"gaussian", "heavy", "int8_tie", "int4_tie", "flat"}) {
+      const PlaneShape shape{
+          .num_tokens = 64, .dim = 96, .role = Role::kValue, .dtype = DType::kF32};
+      const std::vector<std::byte> rows = testing::MakeRows(generator, shape, kSeed);
+      const Decoded decoded = RoundTripBytes(*FindCodec(name), shape, rows);
+      for (int64_t i = 0; i < 64 * 96; ++i) {
+        const float step = F16ToFloat(LoadU16(decoded.plane.data() + i / 96 * 2));
+        const float x = LoadValue(shape.dtype, rows.data(), i);
+        const float error = std::fabs(LoadValue(shape.dtype, decoded.rows.data(), i) - x);
+        ASSERT_LE(error, 0.5f * step + std::fabs(x) * 0x1p-22f)
+            << name << " " << generator << " value " << i;
+      }
     }
+  }
+}
+
+// Half a step of the group, and what its minimum's fp16 was rounded by.
+TEST(CodecQuality, KiviErrorIsAtMostHalfAStep) {
+  for (int bits : {4, 2}) {
+    for (Role role : {Role::kKey, Role::kValue}) {
+      for (std::string_view generator : {"gaussian", "heavy", "means", "kivi_tie", "flat"}) {
+        const PlaneShape shape{.num_tokens = 64, .dim = 80, .role = role, .dtype = DType::kF32};
+        const std::vector<std::byte> rows = testing::MakeRows(generator, shape, kSeed);
+        const Codec& codec = *FindCodec("kivi" + std::to_string(bits));
+        const Decoded decoded = RoundTripBytes(codec, shape, rows);
+        const KiviFormat format = KiviFormatOf(bits, shape);
+        for (int64_t i = 0; i < 64 * 80; ++i) {
+          const std::byte* group = decoded.plane.data() + 2 * format.group_of(i / 80, i % 80);
+          const float step = F16ToFloat(LoadU16(group));
+          const float min = F16ToFloat(LoadU16(group + format.mins_at()));
+          const float x = LoadValue(shape.dtype, rows.data(), i);
+          const float error = std::fabs(LoadValue(shape.dtype, decoded.rows.data(), i) - x);
+          ASSERT_LE(error, 0.5f * step * (1 + 0x1p-9f) + std::fabs(min) * 0x1p-10f)
+              << codec.name << " " << generator << " value " << i;
+        }
+      }
+    }
+  }
+}
+
+// A group of at most 2^bits equally spaced numbers comes back exactly; so does a constant one.
+TEST(CodecQuality, KiviReturnsEquallySpacedGroupsExactly) {
+  testing::Rng rng(kSeed);
+  for (int bits : {4, 2}) {
+    for (Role role : {Role::kKey, Role::kValue}) {
+      const PlaneShape shape{.num_tokens = 32, .dim = 64, .role = role, .dtype = DType::kF32};
+      std::vector<std::byte> rows(4 * 32 * 64);
+      for (int64_t t = 0; t < 32; ++t) {
+        for (int64_t j = 0; j < 64; ++j) {
+          const int64_t lane = role == Role::kKey ? t : j % 32;
+          const int64_t group = role == Role::kKey ? j : t;
+          const int64_t code =
+              lane < (1 << bits) ? lane : static_cast<int64_t>(rng.Below(1 << bits));
+          const float step = group % 5 == 0 ? 0.0f : std::ldexp(1.0f, static_cast<int>(group % 7));
+          const float min = static_cast<float>(group % 4) * -3.0f;
+          StoreValue(shape.dtype, rows.data(), t * 64 + j, min + step * static_cast<float>(code));
+        }
+      }
+      const Codec& codec = *FindCodec("kivi" + std::to_string(bits));
+      EXPECT_EQ(RoundTripBytes(codec, shape, rows).rows, rows) << codec.name;
+    }
+  }
+}
+
+// A uniform step, and the two ends of the range exact: the error of Gaussian rows is that of the
+// steps, step^2 / 12. (kivi2's steps are too wide for this.)
+TEST(CodecQuality, ErrorEnergyOfUniformCodesIsThatOfTheirSteps) {
+  for (std::string_view name : {"int8", "int4", "kivi4"}) {
+    Plane plane = GaussianPlane(128, 4096, Role::kValue);
+    const Codec& codec = *FindCodec(name);
+    std::vector<std::byte> encoded(codec.plane_bytes(plane.shape));
+    RoundTrip(codec, plane);
+    BestBackend(codec).encode(plane.shape, reinterpret_cast<const std::byte*>(plane.x.data()),
+                              encoded.data());
+    const int group = name == "kivi4" ? 32 : 128;
+    const int num_exact = name == "kivi4" ? 2 : 1;
+    std::vector<double> excess;  // of each group, over its steps' error
+    double total = 0;
+    for (int64_t first = 0; first < int64_t{128} * 4096; first += group) {
+      const double step = F16ToFloat(LoadU16(encoded.data() + first / group * 2));
+      double energy = 0;
+      for (int64_t i = first; i < first + group; ++i) {
+        const double error = static_cast<double>(plane.decoded[i]) - plane.x[i];
+        energy += error * error;
+      }
+      excess.push_back(energy - (group - num_exact) * step * step / 12);
+      total += energy;
+    }
+    double mean = 0, square = 0;
+    for (double e : excess) mean += e / static_cast<double>(excess.size());
+    for (double e : excess) square += e * e / static_cast<double>(excess.size());
+    const double standard_error = std::sqrt(square / static_cast<double>(excess.size()));
+    EXPECT_LT(std::fabs(mean), 4 * standard_error) << name << " seed " << kSeed;
+    EXPECT_LT(standard_error * static_cast<double>(excess.size()), 0.01 * total) << name;
+  }
+}
+
+// Each set of channels has the error of its bits, whatever its share of the energy.
+TEST(CodecQuality, ErrorEnergyOfMixedCodesIsThatOfTheirParts) {
+  const double want[] = {0, 0, 0.1161, 0.0340, 0.0093};  // at dim 128; 10 % less at 32
+  for (int bits : {2, 3}) {
+    Plane plane = GaussianPlane(128, 64 * 32, Role::kKey);
+    for (size_t i = 0; i < plane.x.size(); ++i) plane.x[i] *= i % 128 % 4 == 1 ? 3.0f : 1.0f;
+    RoundTrip(*FindCodec(bits == 2 ? "tq2.5" : "tq3.5"), plane);
+    for (const bool outliers : {false, true}) {
+      double error = 0, energy = 0;
+      for (size_t i = 0; i < plane.x.size(); ++i) {
+        if ((i % 128 % 4 == 1) != outliers) continue;
+        const double e = static_cast<double>(plane.decoded[i]) - plane.x[i];
+        error += e * e;
+        energy += static_cast<double>(plane.x[i]) * plane.x[i];
+      }
+      const double published = want[bits + (outliers ? 1 : 0)];
+      EXPECT_LT(error / energy, 1.02 * published) << bits << " bits, outliers " << outliers;
+      EXPECT_GT(error / energy, 0.88 * published) << bits << " bits, outliers " << outliers;
+    }
+  }
+}
+
+// A rotation of Gaussian rows gives Gaussian rows: the table of the arithmetic's specification.
+TEST(CodecQuality, ErrorEnergyOfRotatedGaussianRowsIsTheLloydMaxOne) {
+  for (int bits : {3, 4}) {
+    Plane plane = GaussianPlane(1024, 512, Role::kKey);
+    plane.shape.rotation = testing::RotationFor(1024, Role::kKey);
+    RoundTrip(*FindCodec("olm" + std::to_string(bits)), plane);
+    const Estimate got = ErrorEnergy(plane);
+    EXPECT_NEAR(got.mean, bits == 3 ? 0.0345489 : 0.0095111, 4 * got.standard_error) << bits;
+    EXPECT_LT(got.standard_error, 0.005 * got.mean);
+  }
+}
+
+struct TwoBitFamily {
+  std::string_view name;
+  Role role;
+  double error;  // published or computed elsewhere, Gaussian rows of dim 128
+};
+
+TEST(CodecQuality, ErrorEnergyOfCalibratedTwoBitCodesIsThePublishedOne) {
+  // Step search with a least-squares or an unbiased scale; a clipped range (.96 and .92).
+  const TwoBitFamily families[] = {{"osu2", Role::kKey, 0.1158},
+                                   {"osu2", Role::kValue, 0.1314},
+                                   {"oscar2", Role::kKey, 0.1563},
+                                   {"oscar2", Role::kValue, 0.1272}};
+  for (const TwoBitFamily& family : families) {
+    Plane plane = GaussianPlane(128, 8192, family.role);
+    plane.shape.rotation = testing::RotationFor(128, family.role);
+    RoundTrip(*FindCodec(family.name), plane);
+    EXPECT_NEAR(ErrorEnergy(plane).mean, family.error, 0.02 * family.error)
+        << family.name << (family.role == Role::kKey ? " keys" : " values");
+  }
+}
+
+// Inner products with directions that do not know of the row: no bias, and the variance of an
+// orthogonal sketch, (pi / 2 - 1) times the error energy of the bits before it.
+TEST(CodecQuality, TwoStageCodesHaveUnbiasedInnerProductsAndTheSketchsVariance) {
+  const double error_before[] = {0, 0, 0.36089, 0.11600, 0.03397};  // by all bits, dim 128
+  for (int bits : {2, 3, 4}) {
+    Plane plane = GaussianPlane(128, 4096, Role::kValue);
+    RoundTrip(*FindCodec("tq_prod" + std::to_string(bits)), plane);
+    testing::Rng rng(kSeed);
+    double sum = 0, sum_of_squares = 0;
+    for (int t = 0; t < 4096; ++t) {
+      const float* x = plane.x.data() + t * 128;
+      const std::vector<float> y = testing::GaussianRow(rng, 128, 1.0);
+      const double scale = std::sqrt(Dot(x, x, 128));
+      const double error =
+          (Dot(plane.decoded.data() + t * 128, y.data(), 128) - Dot(x, y.data(), 128)) / scale;
+      sum += error;
+      sum_of_squares += error * error;
+    }
+    const double want = (1.5707963 - 1) * error_before[bits];
+    EXPECT_LT(std::fabs(sum / 4096), 4 * std::sqrt(want / 4096)) << bits;
+    // The variance of 4096 squares of a Gaussian: 2.2 % of their mean.
+    EXPECT_NEAR(sum_of_squares / 4096, want, 4 * 0.0221 * want) << bits;
+    double gain = 0;
+    for (int t = 0; t < 4096; ++t) {
+      const float* x = plane.x.data() + t * 128;
+      gain += Dot(plane.decoded.data() + t * 128, x, 128) / Dot(x, x, 128) / 4096;
+    }
+    EXPECT_NEAR(gain, 1.0, 0.005) << bits;
   }
 }
 
 TEST(CodecQuality, ZeroRowsAndTinyRowsDecodeToZeros) {
   for (const Codec& codec : AllCodecs().subspan(1)) {
-    const PlaneShape shape{.num_tokens = 3, .dim = 64, .role = Role::kKey, .dtype = DType::kF32};
-    std::vector<float> rows(3 * 64, -0.0f);
-    for (int i = 0; i < 64; ++i) rows[64 + i] = i % 2 == 0 ? 0x1.8p-41f : -1e-40f;
-    std::vector<std::byte> plane(codec.plane_bytes(shape));
-    std::vector<float> decoded(rows.size(), 7.0f);
-    ASSERT_EQ(BestBackend(codec).encode(shape, reinterpret_cast<const std::byte*>(rows.data()),
-                                        plane.data()),
-              EncodeResult::kEncoded);
-    EXPECT_EQ(plane, std::vector<std::byte>(plane.size(), std::byte{0})) << codec.name;
-    BestBackend(codec).decode(shape, plane.data(), reinterpret_cast<std::byte*>(decoded.data()));
-    for (float value : decoded) {
-      EXPECT_EQ(std::bit_cast<uint32_t>(value), 0u) << codec.name;  // +0, not -0
-    }
+    PlaneShape shape{.num_tokens = 32, .dim = 64, .role = Role::kKey, .dtype = DType::kF32};
+    if (codec.needs_rotation) shape.rotation = testing::RotationFor(64, Role::kKey);
+    std::vector<float> values(32 * 64, -0.0f);
+    for (int i = 0; i < 64; ++i) values[64 + i] = i % 2 == 0 ? 0x1.8p-41f : -1e-40f;
+    const auto* first = reinterpret_cast<const std::byte*>(values.data());
+    const Decoded decoded = RoundTripBytes(codec, shape, {first, first + 4 * values.size()});
+    EXPECT_EQ(decoded.plane, std::vector<std::byte>(decoded.plane.size(), std::byte{0}))
+        << codec.name;
+    // +0, not -0
+    EXPECT_EQ(decoded.rows, std::vector<std::byte>(decoded.rows.size(), std::byte{0}))
+        << codec.name;
   }
 }
 

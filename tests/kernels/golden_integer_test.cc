@@ -1,5 +1,7 @@
-// tq and tqm against vectors that independent code wrote from the same specification: every field
-// of every case, on the scalar reference and on each instruction set of the Highway backend.
+// tq, tqm, olm and osu2 against vectors that independent code wrote from the same specification:
+// every field of every case, on the scalar reference and on each instruction set of the Highway
+// backend.
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
@@ -11,6 +13,8 @@
 #include "absl/strings/escaping.h"
 #include "gtest/gtest.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/olm.h"
+#include "kernels/codec/rotation.h"
 #include "kernels/codec/simd.h"
 #include "kernels/codec/tqm.h"
 #include "nlohmann/json.hpp"
@@ -28,8 +32,8 @@ std::vector<std::byte> Bytes(const Json& hex) {
 
 struct GoldenFile {
   std::map<std::pair<int, std::string>, Json> inputs;  // by head_dim and kind
-  std::vector<Json> cases;                             // of the families we have
-  int num_skipped = 0;
+  std::vector<Json> cases;                             // of tq and tqm
+  std::vector<Json> rotated_cases;                     // of osu2 and olm
 };
 
 GoldenFile LoadGolden() {
@@ -44,7 +48,7 @@ GoldenFile LoadGolden() {
     } else {
       EXPECT_TRUE(entry.at("family") == "osu2" || entry.at("family") == "olm")
           << entry.at("family");
-      ++golden.num_skipped;
+      golden.rotated_cases.push_back(entry);
     }
   }
   return golden;
@@ -114,7 +118,6 @@ void Check(const Case& c, const std::string& backend, Encode encode, Decode deco
 TEST(GoldenInteger, ScalarReferenceGivesTheIndependentVectors) {
   const GoldenFile golden = LoadGolden();
   EXPECT_EQ(golden.cases.size(), 66u + 147u);
-  EXPECT_EQ(golden.num_skipped, 18);  // osu2 and olm are not in this build
   EXPECT_EQ(golden.inputs.size(), 57u);
   for (const Json& entry : golden.cases) {
     const Case c = ToCase(golden, entry);
@@ -137,6 +140,51 @@ TEST(GoldenInteger, HighwayGivesTheIndependentVectorsOnEveryInstructionSet) {
   ForceSimdTarget("");
 }
 
+// A case of osu2 or olm, with the rotation of its input.
+void CheckRotated(const GoldenFile& golden, const Json& entry, bool is_scalar) {
+  const int dim = entry.at("head_dim");
+  const Json& input = golden.inputs.at({dim, "rows"});
+  const std::vector<std::byte> numbers = Bytes(input.at("rotation_int16"));
+  std::vector<int16_t> matrix(numbers.size() / 2);
+  std::memcpy(matrix.data(), numbers.data(), numbers.size());
+  const absl::StatusOr<Rotation> rotation = Rotation::Create(dim, matrix);
+  ASSERT_TRUE(rotation.ok()) << rotation.status();
+  const bool is_unbiased = entry.at("scale") == "unbiased";
+  const OlmFormat format{.bits = entry.at("bits"),
+                         .scale = is_unbiased ? TqScale::kUnbiased : TqScale::kLeastSquares,
+                         .shape = {.num_tokens = entry.at("rows"),
+                                   .dim = dim,
+                                   .role = entry.at("role") == "K" ? Role::kKey : Role::kValue,
+                                   .dtype = DType::kBf16,
+                                   .rotation = &*rotation}};
+  std::vector<std::byte> want(format.layout().plane_bytes);
+  const std::vector<std::byte> scales = Bytes(entry.at("scales_fp16"));
+  const std::vector<std::byte> codes = Bytes(entry.at("codes"));
+  std::copy(scales.begin(), scales.end(), want.begin());
+  std::copy(codes.begin(), codes.end(), want.begin() + format.layout().codes_at);
+  const std::vector<std::byte> rows = Bytes(input.at("x_bf16"));
+  std::vector<std::byte> plane(want.size(), std::byte{0xee});
+  ASSERT_EQ((is_scalar ? EncodeOlmScalar : EncodeOlmHighway)(format, rows.data(), plane.data()),
+            EncodeResult::kEncoded);
+  EXPECT_EQ(plane, want) << entry.at("family") << format.bits << " head_dim=" << dim;
+  std::vector<std::byte> decoded(rows.size(), std::byte{0xee});
+  (is_scalar ? DecodeOlmScalar : DecodeOlmHighway)(format, plane.data(), decoded.data());
+  EXPECT_EQ(decoded, Bytes(entry.at("decoded_bf16"))) << entry.at("family") << format.bits;
+}
+
+TEST(GoldenInteger, CalibratedCodecsGiveTheIndependentVectors) {
+  const GoldenFile golden = LoadGolden();
+  EXPECT_EQ(golden.rotated_cases.size(), 18u);
+  for (const Json& entry : golden.rotated_cases) {
+    CheckRotated(golden, entry, /*is_scalar=*/true);
+    for (std::string_view target : SimdTargets()) {
+      ForceSimdTarget(target);
+      CheckRotated(golden, entry, /*is_scalar=*/false);
+    }
+    ForceSimdTarget("");
+  }
+}
+
 // The vectors hold both scales of keys; what the codecs of the table use is a choice of ours.
 TEST(GoldenInteger, CodecsUseLeastSquaresForKeysWithTheirMeanAndUnbiasedElse) {
   const PlaneShape keys{.num_tokens = 1, .dim = 64, .role = Role::kKey};
@@ -144,6 +192,8 @@ TEST(GoldenInteger, CodecsUseLeastSquaresForKeysWithTheirMeanAndUnbiasedElse) {
   EXPECT_EQ(TqFormatOf(4, keys).scale, TqScale::kLeastSquares);
   EXPECT_EQ(TqFormatOf(4, values).scale, TqScale::kUnbiased);
   EXPECT_EQ(TqmFormatOf(4, keys).scale, TqScale::kUnbiased);
+  EXPECT_EQ(OlmFormatOf(4, keys).scale, TqScale::kLeastSquares);
+  EXPECT_EQ(OlmFormatOf(4, values).scale, TqScale::kUnbiased);
 }
 
 }  // namespace

@@ -64,16 +64,36 @@ inline std::vector<float> NearTieRow(Rng& rng, int dim) {
   return row;
 }
 
-// Values on and beside (k + 1/2) * amax / 127: where an int8 code turns.
-inline std::vector<float> Int8TieRow(Rng& rng, int dim) {
+// Values on and beside (k + 1/2) * amax / limit, limit 127 or 7: where an absmax code turns. Every
+// other scale is a power of two, so that ties survive the rounding to bf16.
+inline std::vector<float> AbsmaxTieRow(Rng& rng, int dim, int limit) {
   std::vector<float> row(dim);
-  const float scale = F16ToFloat(FloatToF16(static_cast<float>(0.001 + rng.Uniform())));
+  const float scale = rng.Below(2) == 0
+                          ? std::ldexp(1.0f, static_cast<int>(rng.Below(8)) - 6)
+                          : F16ToFloat(FloatToF16(static_cast<float>(0.001 + rng.Uniform())));
   for (float& x : row) {
-    x = scale * (static_cast<float>(rng.Below(254)) - 126.5f);
+    x = scale * (static_cast<float>(rng.Below(2 * limit)) - (static_cast<float>(limit) - 0.5f));
     const int ulps = static_cast<int>(rng.Below(3)) - 1;
     if (ulps != 0) x = std::nextafter(x, ulps > 0 ? 1e9f : -1e9f);
   }
-  row[0] = 127.0f * scale;
+  row[0] = static_cast<float>(limit) * scale;
+  return row;
+}
+
+// Values on and beside min + (k + 1/2) * scale, with both ends of the range in every group of 32
+// neighbours and of 32 tokens: where a kivi code turns, for 15 steps or 3.
+inline std::vector<float> KiviTieRow(Rng& rng, int dim, int64_t t) {
+  std::vector<float> row(dim);
+  for (int j = 0; j < dim; ++j) {
+    const int steps = j % 64 < 32 ? 15 : 3;
+    const float min = -0.5f * static_cast<float>(steps + 1 - j / 64 % 4);
+    float x = min + static_cast<float>(rng.Below(steps)) + 0.5f;
+    const int ulps = static_cast<int>(rng.Below(3)) - 1;
+    if (ulps != 0) x = std::nextafter(x, ulps > 0 ? 1e9f : -1e9f);
+    if (t % 32 == 0 || j % 32 == 0) x = min;
+    if (t % 32 == 1 || j % 32 == 1) x = min + static_cast<float>(steps);
+    row[j] = x;
+  }
   return row;
 }
 
@@ -125,9 +145,9 @@ inline std::vector<float> CornerRow(Rng& rng, int dim, int kind) {
   return row;
 }
 
-inline constexpr std::string_view kGenerators[] = {"gaussian", "heavy",  "flat",   "near_tie",
-                                                   "int8_tie", "corner", "scales", "means",
-                                                   "equal",    "huge"};
+inline constexpr std::string_view kGenerators[] = {"gaussian", "heavy",  "flat",     "near_tie",
+                                                   "int8_tie", "corner", "scales",   "means",
+                                                   "equal",    "huge",   "int4_tie", "kivi_tie"};
 
 // [num_tokens, dim] rows of `generator`, in shape.dtype, for shape.role.
 inline std::vector<std::byte> MakeRows(std::string_view generator, const PlaneShape& shape,
@@ -145,7 +165,11 @@ inline std::vector<std::byte> MakeRows(std::string_view generator, const PlaneSh
     } else if (generator == "near_tie") {
       row = NearTieRow(rng, dim);
     } else if (generator == "int8_tie") {
-      row = Int8TieRow(rng, dim);
+      row = AbsmaxTieRow(rng, dim, 127);
+    } else if (generator == "int4_tie") {
+      row = AbsmaxTieRow(rng, dim, 7);
+    } else if (generator == "kivi_tie") {
+      row = KiviTieRow(rng, dim, t);
     } else if (generator == "corner") {
       row = CornerRow(rng, dim, static_cast<int>(seed % kNumCornerRows + t));
     } else if (generator == "scales") {  // some rows so small that their scale is 0

@@ -200,6 +200,11 @@ TEST(Convert, CodecsAreTakenAndPresetsAreNot) {
   const std::string want = ", want codecs, such as \"k=tqm4,v=tq4\": the client resolves presets";
   ExpectInvalid(CodecPairFromName("safe", "blocks[0].codec").status(),
                 "blocks[0].codec: preset \"safe\"" + want);
+  ExpectInvalid(CodecPairFromName("tiny", "blocks[0].codec").status(),
+                "blocks[0].codec: preset \"tiny\"" + want);
+  ExpectInvalid(CodecPairFromName("k=tqm4,v=osu2", "blocks[0].codec").status(),
+                "blocks[0].codec: codec \"osu2\", want codecs without a calibration: this build "
+                "stores no bundles");
   ExpectInvalid(CodecPairFromName("lossless", "blocks[0].codec").status(),
                 "blocks[0].codec: preset \"lossless\"" + want);
   const absl::Status unknown = CodecPairFromName("tq44", "blocks[7].codec").status();

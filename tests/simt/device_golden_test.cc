@@ -9,7 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "device_kernels_emu.h"
-#include "kernels/codec/device_params.h"
+#include "kernels/codec/device_plan.h"
 #include "kernels/core/dtype.h"
 
 namespace kvstow::testing {
@@ -42,8 +42,9 @@ bool RunCase(const json& c, const std::vector<std::byte>& rows) {
   params.num_tokens = c["rows"].get<int>();
   params.dim = c["head_dim"].get<int>();
   params.dtype = static_cast<int32_t>(DType::kBf16);
-  const int role = c["role"] == "K" ? 0 : 1;
-  if (!MakeDeviceParams(c["bits"].get<int>(), c["family"] == "tqm", role, params)) return false;
+  const DeviceCodec codec{.bits = c["bits"].get<int>(), .has_mean = c["family"] == "tqm"};
+  const Role role = c["role"] == "K" ? Role::kKey : Role::kValue;
+  if (!MakeDeviceParams(codec, role, params)) return false;
   params.is_unbiased = c["scale"] == "unbiased" ? 1 : 0;
   std::vector<std::byte> plane(params.plane_bytes);
   if (EmulatedEncode(params, rows.data(), rows.size(), plane.data())) return false;

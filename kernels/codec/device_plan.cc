@@ -1,4 +1,4 @@
-#include "kernels/codec/device_params.h"
+#include "kernels/codec/device_plan.h"
 
 #include <cstring>
 
@@ -89,23 +89,64 @@ void SetRotation(int role, DeviceParams& params) {
 
 }  // namespace
 
-bool MakeDeviceParams(int bits, bool has_mean, int role, DeviceParams& params) {
+bool DeviceCodecOf(CodecId id, DeviceCodec& codec) {
+  switch (id) {
+    case CodecId::kInt8:
+      codec = {DeviceFamily::kAbsmax, 8};
+      return true;
+    case CodecId::kInt4:
+      codec = {DeviceFamily::kAbsmax, 4};
+      return true;
+    case CodecId::kKivi4:
+      codec = {DeviceFamily::kKivi, 4};
+      return true;
+    case CodecId::kKivi2:
+      codec = {DeviceFamily::kKivi, 2};
+      return true;
+    case CodecId::kTq4:
+    case CodecId::kTq3:
+    case CodecId::kTq2:
+      codec = {DeviceFamily::kHadamard,
+               4 - (static_cast<int>(id) - static_cast<int>(CodecId::kTq4))};
+      return true;
+    case CodecId::kTqm4:
+    case CodecId::kTqm3:
+    case CodecId::kTqm2:
+      codec = {DeviceFamily::kHadamard,
+               4 - (static_cast<int>(id) - static_cast<int>(CodecId::kTqm4)), /*has_mean=*/true};
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool MakeDeviceParams(const DeviceCodec& codec, Role role, DeviceParams& params) {
   if (!IsFloatDType(static_cast<DType>(params.dtype))) return false;
   if (params.num_tokens < 1 || params.dim < 8 || params.dim % 8 != 0) return false;
   if (params.dim > kDeviceMaxDim) return false;
-  params.bits = bits;
-  params.has_mean = has_mean ? 1 : 0;
-  params.is_unbiased = has_mean || role == 1 ? 1 : 0;
-  if (bits != 8) {
+  const bool is_key = role == Role::kKey;
+  params.family = codec.family;
+  params.bits = codec.bits;
+  params.is_key = is_key ? 1 : 0;
+  params.has_mean = codec.has_mean ? 1 : 0;
+  params.is_unbiased = codec.has_mean || !is_key ? 1 : 0;
+  int32_t head_bytes = 2 * params.num_tokens + (codec.has_mean ? 2 + params.dim : 0);
+  params.mean_offset = 2 * params.num_tokens;
+  if (codec.family == DeviceFamily::kHadamard) {
     params.paley_order = PaleyOrderOf(params.dim);
     if (params.paley_order == 0) return false;
     params.sylvester_order = params.dim / params.paley_order;
     SetLevels(params);
-    SetRotation(role, params);
+    SetRotation(static_cast<int>(role), params);
+  } else if (codec.family == DeviceFamily::kKivi) {
+    if (params.dim % 16 != 0 || (is_key && params.num_tokens % 32 != 0)) return false;
+    const int32_t num_groups =
+        is_key ? params.num_tokens / 32 * params.dim : params.num_tokens * ((params.dim + 31) / 32);
+    params.mean_offset = 2 * num_groups;
+    head_bytes = 4 * num_groups;
   }
-  params.mean_offset = 2 * params.num_tokens;
-  params.code_offset = RoundUp(params.mean_offset + (has_mean ? 2 + params.dim : 0), 16);
-  params.code_row_bytes = params.dim * bits / 8;
+  params.code_offset = RoundUp(head_bytes, 16);
+  params.code_row_bytes = params.dim * codec.bits / 8;
   params.plane_bytes = RoundUp(params.code_offset + params.num_tokens * params.code_row_bytes, 64);
   return true;
 }

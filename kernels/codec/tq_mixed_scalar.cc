@@ -1,0 +1,107 @@
+// Scalar backend of tq_mixed: the definition of tq_mixed.h over a whole plane.
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/codec/tq_mixed.h"
+
+namespace kvstow {
+namespace {
+
+// The columns order[first .. first + part.dim) of `rows`, in part.dtype.
+std::vector<std::byte> Columns(const PlaneShape& shape, const std::byte* rows,
+                               const PlaneShape& part, const int32_t* order) {
+  std::vector<std::byte> columns(DTypeBytes(part.dtype, int64_t{part.num_tokens} * part.dim));
+  for (int64_t t = 0; t < shape.num_tokens; ++t) {
+    for (int64_t i = 0; i < part.dim; ++i) {
+      const float x = LoadValue(shape.dtype, rows, t * shape.dim + order[i]);
+      StoreValue(part.dtype, columns.data(), t * part.dim + i, x);
+    }
+  }
+  return columns;
+}
+
+void PutColumns(const PlaneShape& part, const std::vector<std::byte>& columns, const int32_t* order,
+                const PlaneShape& shape, std::byte* rows) {
+  for (int64_t t = 0; t < shape.num_tokens; ++t) {
+    for (int64_t i = 0; i < part.dim; ++i) {
+      const float x = LoadValue(part.dtype, columns.data(), t * part.dim + i);
+      StoreValue(shape.dtype, rows, t * shape.dim + order[i], x);
+    }
+  }
+}
+
+}  // namespace
+
+void MarkTqOutliers(const std::vector<int64_t>& energy, std::byte* marks) {
+  const int dim = static_cast<int>(energy.size());
+  std::vector<int32_t> order(dim);
+  std::iota(order.begin(), order.end(), 0);
+  const auto is_before = [&](int32_t a, int32_t b) {
+    return energy[a] != energy[b] ? energy[a] > energy[b] : a < b;
+  };
+  const int num_outliers = TqMixedOutliers(dim);
+  std::nth_element(order.begin(), order.begin() + num_outliers, order.end(), is_before);
+  std::fill_n(marks, dim / 8, std::byte{0});
+  for (int i = 0; i < num_outliers; ++i) {
+    marks[order[i] / 8] |= static_cast<std::byte>(1 << (order[i] % 8));
+  }
+}
+
+std::vector<int32_t> TqMixedOrder(int dim, const std::byte* marks) {
+  std::vector<int32_t> order;
+  order.reserve(dim);
+  for (int wanted : {1, 0}) {
+    for (int j = 0; j < dim; ++j) {
+      if (((std::to_integer<int>(marks[j / 8]) >> (j % 8)) & 1) == wanted) order.push_back(j);
+    }
+  }
+  return order;
+}
+
+EncodeResult EncodeTqMixedScalar(const TqMixedFormat& format, const std::byte* rows,
+                                 std::byte* plane) {
+  const PlaneShape& shape = format.shape;
+  std::memset(plane, 0, format.plane_bytes());
+  float max = 0.0f;
+  for (int64_t i = 0; i < int64_t{shape.num_tokens} * shape.dim; ++i) {
+    const float magnitude = std::fabs(LoadValue(shape.dtype, rows, i));
+    if (!std::isfinite(magnitude)) return EncodeResult::kKeepRaw;
+    max = std::max(max, magnitude);
+  }
+  if (max < kTqZeroBelow) return EncodeResult::kEncoded;
+  std::vector<int64_t> energy(shape.dim);
+  for (int64_t t = 0; t < shape.num_tokens; ++t) {
+    for (int64_t j = 0; j < shape.dim; ++j) {
+      const float x = LoadValue(shape.dtype, rows, t * shape.dim + j);
+      const auto p = static_cast<int64_t>(std::rint(std::ldexp(x, kTqRowBits - std::ilogb(max))));
+      energy[j] += p * p;
+    }
+  }
+  MarkTqOutliers(energy, plane + format.marks_at());
+  const std::vector<int32_t> order = TqMixedOrder(shape.dim, plane + format.marks_at());
+  const PlaneShape outliers = format.outliers();
+  const PlaneShape others = format.others();
+  const std::vector<std::byte> outlier_rows = Columns(shape, rows, outliers, order.data());
+  const std::vector<std::byte> other_rows =
+      Columns(shape, rows, others, order.data() + outliers.dim);
+  const EncodeResult result =
+      EncodeTqScalar(TqFormatOf(format.bits + 1, outliers), outliers, outlier_rows.data(), plane);
+  if (result != EncodeResult::kEncoded) return result;
+  return EncodeTqScalar(TqFormatOf(format.bits, others), others, other_rows.data(),
+                        plane + format.others_at());
+}
+
+void DecodeTqMixedScalar(const TqMixedFormat& format, const std::byte* plane, std::byte* rows) {
+  const PlaneShape& shape = format.shape;
+  const std::vector<int32_t> order = TqMixedOrder(shape.dim, plane + format.marks_at());
+  const PlaneShape outliers = format.outliers();
+  const PlaneShape others = format.others();
+  std::vector<std::byte> columns(DTypeBytes(shape.dtype, int64_t{shape.num_tokens} * shape.dim));
+  DecodeTqScalar(TqFormatOf(format.bits + 1, outliers), outliers, plane, columns.data());
+  PutColumns(outliers, columns, order.data(), shape, rows);
+  DecodeTqScalar(TqFormatOf(format.bits, others), others, plane + format.others_at(),
+                 columns.data());
+  PutColumns(others, columns, order.data() + outliers.dim, shape, rows);
+}
+
+}  // namespace kvstow
