@@ -1,7 +1,6 @@
 #include "storage/block_index.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,8 +9,8 @@
 
 namespace kvstow {
 
-BlockIndex::BlockIndex(int64_t blocks_max) : blocks_max_(blocks_max) {
-  for (auto& shard : shards_) shard = std::make_unique<IndexShard>(RandomId());
+BlockIndex::BlockIndex(int64_t blocks_max, ResidencyListener* listener) : blocks_max_(blocks_max) {
+  for (auto& shard : shards_) shard = std::make_unique<IndexShard>(RandomId(), listener);
 }
 
 absl::Status BlockIndex::Insert(const BlockInfo& block,
@@ -25,7 +24,7 @@ absl::Status BlockIndex::Insert(const BlockInfo& block,
         absl::StrCat("index holds ", blocks_max_, " blocks, its limit"));
   }
   const BlockId id = next_id_.fetch_add(1, std::memory_order_relaxed);
-  if (!shard(block.key).Insert(block, id, NextTick(), placed)) {
+  if (!shard(block.key).Insert(block, id, placed)) {
     num_blocks_.fetch_sub(1, std::memory_order_relaxed);
     return absl::AlreadyExistsError(
         absl::StrCat("block ", block.key.ToHex(), " is sealed already"));
@@ -38,30 +37,6 @@ bool BlockIndex::Visit(const BlockKey& key, absl::FunctionRef<void(IndexedBlock&
   const bool found = shard(key).Visit(key, visit, erased);
   if (erased) num_blocks_.fetch_sub(1, std::memory_order_relaxed);
   return found;
-}
-
-bool BlockIndex::EvictOldest(TierKind tier, absl::FunctionRef<bool(IndexedBlock&)> evict) {
-  return EvictOldestOf(tier, /*skip_queued=*/true, evict) ||
-         EvictOldestOf(tier, /*skip_queued=*/false, evict);
-}
-
-bool BlockIndex::EvictOldestOf(TierKind tier, bool skip_queued,
-                               absl::FunctionRef<bool(IndexedBlock&)> evict) {
-  std::vector<std::pair<uint64_t, int>> oldest;  // tick, shard
-  oldest.reserve(kNumShards);
-  for (int i = 0; i < kNumShards; ++i) {
-    const std::optional<uint64_t> tick = shards_[i]->OldestTick(tier, skip_queued);
-    if (tick.has_value()) oldest.emplace_back(*tick, i);
-  }
-  std::sort(oldest.begin(), oldest.end());
-  for (const auto& [tick, shard_idx] : oldest) {
-    bool erased = false;
-    const bool evicted =
-        shards_[shard_idx]->EvictOldest(tier, skip_queued, NextTick(), evict, erased);
-    if (erased) num_blocks_.fetch_sub(1, std::memory_order_relaxed);
-    if (evicted) return true;
-  }
-  return false;
 }
 
 std::vector<BlockInfo> BlockIndex::List(const BlockKey& after, int64_t limit) const {

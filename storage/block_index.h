@@ -1,18 +1,17 @@
-// BlockIndex: which blocks there are and in which tiers, and which of them leaves next.
+// BlockIndex: which blocks there are, and in which tiers.
 //
-//   BlockIndex index(blocks_max);
+//   BlockIndex index(blocks_max, &retention);
 //   index.Insert(info, [&](IndexedBlock& block) { ... });       // under the shard's lock
 //   Location where = index.Lookup(key);
-//   index.EvictOldest(TierKind::kDram, [&](IndexedBlock& block) { ...; return true; });
 //
 // 64 shards by the top six bits of the key, so that walking the shards walks the keys in order. A
-// block costs about 120 bytes (README.md; measured by tests/storage/block_index_test.cc).
+// block costs about 100 bytes (README.md; measured by tests/storage/block_index_test.cc).
 //
 // Callbacks make a tier and the index change together: they run with the shard's lock held, so they
 // must not block nor call the index. Lock order: shard, then whatever a tier or queue locks inside.
 //
-// Policy: least recently used, one order per tier, by one clock of ticks. Insert, Touch, Remove and
-// EvictOldest are all that a policy sees or decides; another one goes behind the same four.
+// Which block leaves next is not the index's business: a listener (retention.h) is told of every
+// block that comes into a tier or leaves it.
 //
 // Thread safety: all methods may be called at once. No lock is held across shards.
 #pragma once
@@ -37,26 +36,21 @@ class BlockIndex {
   static constexpr int64_t kRecordBytesMax = UINT32_MAX;  // what an entry can hold
   static constexpr int32_t kTokensMax = UINT16_MAX;
 
-  explicit BlockIndex(int64_t blocks_max);
+  // `listener` may be null, and must outlive the index. It is called with a shard's lock held.
+  explicit BlockIndex(int64_t blocks_max, ResidencyListener* listener = nullptr);
 
-  // Adds a block at `block.location` as the one used last. `placed` runs before anyone sees it.
+  // Adds a block at `block.location`. `placed` runs before anyone sees it.
   //   kAlreadyExists      the key is known
   //   kResourceExhausted  blocks_max entries; the message says so
   // In both cases `placed` does not run.
   absl::Status Insert(const BlockInfo& block, absl::FunctionRef<void(IndexedBlock&)> placed);
 
-  // Is no use: changes no order.
   Location Lookup(const BlockKey& key) const { return shard(key).Lookup(key); }
+  // False where the key is unknown.
+  bool Find(const BlockKey& key, BlockInfo& block) const { return shard(key).Find(key, block); }
 
   // False where the key is unknown. A block that is in no tier afterwards has left the index.
   bool Visit(const BlockKey& key, absl::FunctionRef<void(IndexedBlock&)> visit);
-
-  // Marks a visited block as used now.
-  void Touch(IndexedBlock& block) { block.Touch(NextTick()); }
-
-  // Offers blocks of `tier`, oldest first, until `evict` takes one: it removes the block from the
-  // tier and returns true. False: none was taken. Blocks waiting for the disk come last.
-  bool EvictOldest(TierKind tier, absl::FunctionRef<bool(IndexedBlock&)> evict);
 
   // Blocks with key > `after`, ascending, at most `limit`.
   std::vector<BlockInfo> List(const BlockKey& after, int64_t limit) const;
@@ -70,13 +64,10 @@ class BlockIndex {
   static int ShardIdx(const BlockKey& key) { return static_cast<int>(key.bytes[0]) >> 2; }
   IndexShard& shard(const BlockKey& key) { return *shards_[ShardIdx(key)]; }
   const IndexShard& shard(const BlockKey& key) const { return *shards_[ShardIdx(key)]; }
-  uint64_t NextTick() { return tick_.fetch_add(1, std::memory_order_relaxed); }
-  bool EvictOldestOf(TierKind tier, bool skip_queued, absl::FunctionRef<bool(IndexedBlock&)> evict);
 
   const int64_t blocks_max_;
   std::array<std::unique_ptr<IndexShard>, kNumShards> shards_;
   std::atomic<int64_t> num_blocks_ = 0;
-  std::atomic<uint64_t> tick_ = 1;
   std::atomic<BlockId> next_id_ = 1;
 };
 

@@ -9,8 +9,6 @@ namespace kvstow {
 namespace {
 
 constexpr size_t kFirstBuckets = 64;
-// How far a search for a block that is not waiting for the disk goes before it takes one that is.
-constexpr int kCandidatesMax = 16;
 
 int TierIdx(TierKind tier) {
   KVSTOW_CHECK(tier == TierKind::kDram || tier == TierKind::kNvme);
@@ -40,9 +38,11 @@ void IndexedBlock::Place(TierKind tier) {
   IndexShard::Entry& entry = shard_->entry(slot_);
   if (entry.in_tier[tier_idx]) return;
   entry.in_tier[tier_idx] = true;
-  shard_->Link(slot_, tier_idx);
   ++shard_->totals_.blocks_in[tier_idx];
   shard_->totals_.bytes_in[tier_idx] += entry.record_bytes;
+  if (shard_->listener_ != nullptr) {
+    shard_->listener_->OnPlaced(entry.key, tier, entry.record_bytes);
+  }
 }
 
 void IndexedBlock::Remove(TierKind tier) {
@@ -50,18 +50,10 @@ void IndexedBlock::Remove(TierKind tier) {
   IndexShard::Entry& entry = shard_->entry(slot_);
   if (!entry.in_tier[tier_idx]) return;
   entry.in_tier[tier_idx] = false;
-  shard_->Unlink(slot_, tier_idx);
   --shard_->totals_.blocks_in[tier_idx];
   shard_->totals_.bytes_in[tier_idx] -= entry.record_bytes;
-}
-
-void IndexedBlock::Touch(uint64_t tick) {
-  IndexShard::Entry& entry = shard_->entry(slot_);
-  entry.tick = tick;
-  for (int tier_idx = 0; tier_idx < 2; ++tier_idx) {
-    if (!entry.in_tier[tier_idx]) continue;
-    shard_->Unlink(slot_, tier_idx);
-    shard_->Link(slot_, tier_idx);
+  if (shard_->listener_ != nullptr) {
+    shard_->listener_->OnRemoved(entry.key, tier, entry.record_bytes);
   }
 }
 
@@ -78,9 +70,10 @@ void IndexedBlock::Unpin() {
 
 // --- IndexShard ---
 
-IndexShard::IndexShard(uint64_t hash_seed) : hash_seed_(hash_seed), buckets_(kFirstBuckets, 0) {}
+IndexShard::IndexShard(uint64_t hash_seed, ResidencyListener* listener)
+    : hash_seed_(hash_seed), listener_(listener), buckets_(kFirstBuckets, 0) {}
 
-bool IndexShard::Insert(const BlockInfo& block, BlockId id, uint64_t tick,
+bool IndexShard::Insert(const BlockInfo& block, BlockId id,
                         absl::FunctionRef<void(IndexedBlock&)> placed) {
   MutexLock lock(&mutex_);
   if (FindSlot(block.key) != kNone) return false;
@@ -89,7 +82,6 @@ bool IndexShard::Insert(const BlockInfo& block, BlockId id, uint64_t tick,
   added = Entry{};
   added.key = block.key;
   added.id = id;
-  added.tick = tick;
   added.logical_bytes = block.logical_bytes;
   added.record_bytes = static_cast<uint32_t>(block.record_bytes);
   added.model_idx = TakeModel(block.fingerprint);
@@ -120,6 +112,14 @@ Location IndexShard::Lookup(const BlockKey& key) const {
   return {.in_dram = entry(slot).in_tier[0], .in_nvme = entry(slot).in_tier[1]};
 }
 
+bool IndexShard::Find(const BlockKey& key, BlockInfo& block) const {
+  MutexLock lock(&mutex_);
+  const uint32_t slot = FindSlot(key);
+  if (slot == kNone) return false;
+  block = Describe(entry(slot));
+  return true;
+}
+
 bool IndexShard::Visit(const BlockKey& key, absl::FunctionRef<void(IndexedBlock&)> visit,
                        bool& erased) {
   MutexLock lock(&mutex_);
@@ -129,42 +129,6 @@ bool IndexShard::Visit(const BlockKey& key, absl::FunctionRef<void(IndexedBlock&
   visit(handle);
   EraseIfNowhere(slot, erased);
   return true;
-}
-
-// `slot` or the first older-to-newer neighbour that may leave; kNone past kCandidatesMax.
-uint32_t IndexShard::NextCandidate(uint32_t slot, int tier_idx, bool skip_queued) const {
-  if (!skip_queued) return slot;
-  for (int i = 0; i < kCandidatesMax && slot != kNone; ++i) {
-    if (!entry(slot).is_queued) return slot;
-    slot = entry(slot).links[tier_idx].newer;
-  }
-  return kNone;
-}
-
-std::optional<uint64_t> IndexShard::OldestTick(TierKind tier, bool skip_queued) const {
-  const int tier_idx = TierIdx(tier);
-  MutexLock lock(&mutex_);
-  const uint32_t slot = NextCandidate(order_[tier_idx].oldest, tier_idx, skip_queued);
-  if (slot == kNone) return std::nullopt;
-  return entry(slot).tick;
-}
-
-bool IndexShard::EvictOldest(TierKind tier, bool skip_queued, uint64_t tick,
-                             absl::FunctionRef<bool(IndexedBlock&)> evict, bool& erased) {
-  const int tier_idx = TierIdx(tier);
-  MutexLock lock(&mutex_);
-  // Each block is offered at most once: those refused go to the new end of the list.
-  for (int64_t i = totals_.blocks_in[tier_idx]; i > 0; --i) {
-    const uint32_t slot = NextCandidate(order_[tier_idx].oldest, tier_idx, skip_queued);
-    if (slot == kNone) return false;
-    IndexedBlock handle(this, slot);
-    if (evict(handle)) {
-      EraseIfNowhere(slot, erased);
-      return true;
-    }
-    handle.Touch(tick);
-  }
-  return false;
 }
 
 void IndexShard::List(const BlockKey& after, int64_t limit, std::vector<BlockInfo>& blocks) const {
@@ -310,32 +274,6 @@ void IndexShard::EraseIfNowhere(uint32_t slot, bool& erased) {
   --totals_.num_blocks;
   free_slots_.push_back(slot);
   erased = true;
-}
-
-// --- order of use ---
-
-void IndexShard::Link(uint32_t slot, int tier_idx) {
-  Order& order = order_[tier_idx];
-  entry(slot).links[tier_idx] = {.newer = kNone, .older = order.newest};
-  if (order.newest != kNone) entry(order.newest).links[tier_idx].newer = slot;
-  order.newest = slot;
-  if (order.oldest == kNone) order.oldest = slot;
-}
-
-void IndexShard::Unlink(uint32_t slot, int tier_idx) {
-  Order& order = order_[tier_idx];
-  Links& links = entry(slot).links[tier_idx];
-  if (links.newer == kNone) {
-    order.newest = links.older;
-  } else {
-    entry(links.newer).links[tier_idx].older = links.older;
-  }
-  if (links.older == kNone) {
-    order.oldest = links.newer;
-  } else {
-    entry(links.older).links[tier_idx].newer = links.newer;
-  }
-  links = {};
 }
 
 }  // namespace kvstow

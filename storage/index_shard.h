@@ -1,5 +1,5 @@
-// IndexShard: one of the index's 64 parts: a hash table over a slab of compact entries, with one
-// list per tier in order of use. Private to the index; block_index.h is what others use.
+// IndexShard: one of the index's 64 parts: a hash table over a slab of compact entries. Private to
+// the index; block_index.h is what others use.
 //
 // Thread safety: all methods may be called at once. Callbacks run with the shard's lock held: they
 // must not block and must not call the index.
@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -26,6 +25,14 @@ using BlockId = uint64_t;
 
 class IndexShard;
 
+// Is told of every block that comes into a tier or leaves it, with the shard's lock held.
+class ResidencyListener {
+ public:
+  virtual ~ResidencyListener() = default;
+  virtual void OnPlaced(const BlockKey& key, TierKind tier, int64_t record_bytes) = 0;
+  virtual void OnRemoved(const BlockKey& key, TierKind tier, int64_t record_bytes) = 0;
+};
+
 // A block inside a callback. Valid only there.
 class IndexedBlock {
  public:
@@ -38,7 +45,6 @@ class IndexedBlock {
 
   void Place(TierKind tier);   // now stored there too
   void Remove(TierKind tier);  // no longer stored there; a block in no tier leaves the index
-  void Touch(uint64_t tick);   // used now: last to be evicted
   void SetQueued(bool is_queued);
   void Pin();
   void Unpin();
@@ -52,25 +58,18 @@ class IndexedBlock {
 
 class IndexShard {
  public:
-  explicit IndexShard(uint64_t hash_seed);
+  // `listener` may be null, and must outlive the shard.
+  IndexShard(uint64_t hash_seed, ResidencyListener* listener);
 
   // Adds the block, then calls `placed`. False, and no call, where the key is known.
-  bool Insert(const BlockInfo& block, BlockId id, uint64_t tick,
-              absl::FunctionRef<void(IndexedBlock&)> placed);
+  bool Insert(const BlockInfo& block, BlockId id, absl::FunctionRef<void(IndexedBlock&)> placed);
 
   Location Lookup(const BlockKey& key) const;
+  // False where the key is unknown.
+  bool Find(const BlockKey& key, BlockInfo& block) const;
 
   // Calls `visit` when the block is there. `erased` tells whether it left the index by it.
   bool Visit(const BlockKey& key, absl::FunctionRef<void(IndexedBlock&)> visit, bool& erased);
-
-  // Tick of the next candidate to leave `tier`. `skip_queued`: look for one that is not waiting for
-  // the disk, among the few oldest.
-  std::optional<uint64_t> OldestTick(TierKind tier, bool skip_queued) const;
-
-  // Offers blocks of `tier` to `evict`, oldest first, until it takes one (removes it from the tier
-  // and returns true). One it does not take is in use: it counts as used at `tick`.
-  bool EvictOldest(TierKind tier, bool skip_queued, uint64_t tick,
-                   absl::FunctionRef<bool(IndexedBlock&)> evict, bool& erased);
 
   // Appends the blocks with key > `after` in ascending order, at most `limit`.
   void List(const BlockKey& after, int64_t limit, std::vector<BlockInfo>& blocks) const;
@@ -90,17 +89,11 @@ class IndexShard {
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kSlotsPerChunk = 256;
 
-  struct Links {
-    uint32_t newer = kNone;
-    uint32_t older = kNone;
-  };
   // Sizes are limited where blocks enter: record_bytes and num_tokens fit.
   struct Entry {
     BlockKey key;
     BlockId id = 0;
-    uint64_t tick = 0;
     int64_t logical_bytes = 0;
-    Links links[2];  // dram, nvme
     uint32_t record_bytes = 0;
     uint32_t model_idx = 0;
     uint32_t pins = 0;
@@ -109,10 +102,6 @@ class IndexShard {
     CodecId v_codec = CodecId::kRaw;
     bool in_tier[2] = {false, false};
     bool is_queued = false;
-  };
-  struct Order {  // ends of a list
-    uint32_t newest = kNone;
-    uint32_t oldest = kNone;
   };
   struct Model {
     Digest fingerprint;
@@ -133,19 +122,16 @@ class IndexShard {
   void DropModel(uint32_t model_idx);
   void CountCodec(const Entry& entry, int64_t sign);
   void EraseIfNowhere(uint32_t slot, bool& erased);
-  void Link(uint32_t slot, int tier_idx);
-  void Unlink(uint32_t slot, int tier_idx);
-  uint32_t NextCandidate(uint32_t slot, int tier_idx, bool skip_queued) const;
   BlockInfo Describe(const Entry& entry) const;
 
   const uint64_t hash_seed_;
+  ResidencyListener* const listener_;
 
   mutable Mutex mutex_;  // guards everything below
   std::vector<Bucket> buckets_;
   std::vector<std::unique_ptr<Entry[]>> chunks_;
   std::vector<uint32_t> free_slots_;
   uint32_t num_slots_ = 0;  // ever taken
-  Order order_[2];
   std::vector<Model> models_;
   std::vector<uint32_t> free_models_;
   absl::flat_hash_map<Digest, uint32_t, DigestHash> model_idx_;

@@ -9,6 +9,12 @@
 
 namespace kvstow {
 
+// Which sealed blocks are written to disk without being asked for.
+enum class DiskAdmission : uint8_t {
+  kAll,
+  kSecondSight,  // those that a second turn has used
+};
+
 struct StoreOptions {
   int64_t dram_bytes = int64_t{1} << 30;
   // Directory of the disk tier; empty for none.
@@ -26,8 +32,20 @@ struct StoreOptions {
   // Bytes waiting to be written to disk. Above it, sealed blocks stay in memory only and are lost
   // on eviction (counted in `demotions_dropped`).
   int64_t write_behind_bytes_max = int64_t{256} << 20;
-  // Bounds the index, open tickets included. At the limit the oldest block leaves.
+  // Bounds the index, open tickets included. At the limit a block leaves.
   int64_t blocks_max = 10'000'000;
+  // Which block leaves next: "lru", "s3fifo", "arc", "gdsf", "hazard" or "rtv" (policy/README.md).
+  std::string policy = "rtv";
+  // rtv: weight of whole sessions against single blocks, in [0, 1].
+  double policy_alpha = 0.1;
+  // Calls that name the same prompt, or a longer one, within this time are one turn.
+  absl::Duration turn_gap = absl::Seconds(5);
+  // Memory kept free between turns. New blocks then find room at once and compete with the old ones
+  // when their turn has ended, instead of replacing them unseen.
+  int64_t dram_headroom_bytes = 0;
+  DiskAdmission disk_admission = DiskAdmission::kAll;
+  // Bytes per day written to disk unasked; 0 for no limit.
+  int64_t disk_write_bytes_per_day = 0;
   // Background thread for write-behind and expiry. Tests turn it off and call RunMaintenance().
   bool background = true;
 

@@ -28,6 +28,8 @@ struct StoreStats {
   int64_t open_leases = 0;
   int64_t pinned_bytes = 0;
   int64_t write_behind_bytes = 0;  // waiting for the disk
+  int64_t policy_bytes = 0;        // memory of what the policy knows
+  int64_t hint_pinned_blocks = 0;
   // Counters.
   int64_t lookups = 0, lookup_hits = 0;              // keys
   int64_t dram_hits = 0, nvme_hits = 0, misses = 0;  // blocks asked for by Get
@@ -37,6 +39,8 @@ struct StoreStats {
   int64_t corrupt_blocks = 0;      // dropped after a failed check
   int64_t raw_fallback_units = 0;  // units sealed as raw where the block's codec is not
   int64_t nvme_bytes_written = 0, nvme_bytes_read = 0;
+  int64_t nvme_writes_filtered = 0, nvme_writes_over_budget = 0;  // blocks not written unasked
+  int64_t turns = 0, follow_up_turns = 0, sessions_over = 0;
   int64_t nvme_write_errors = 0;
   int64_t dirs_set_aside = 0;  // broken disk directories renamed at start
 };

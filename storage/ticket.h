@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -72,8 +73,9 @@ class Ticket {
   // Size of the record when every unit has its planned size (0 for those that vary).
   int64_t planned_bytes() const { return planned_bytes_; }
 
-  // The memory; once, before the id is given out.
+  // The memory; once, before the id is given out. `kept` lives as long as the ticket.
   void GiveMemory(ArenaRegion region);
+  void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
 
   // OK while open; applies the first clock.
   absl::Status CheckOpen();
@@ -129,6 +131,7 @@ class Ticket {
   TicketHost* const host_;
   std::vector<uint64_t> offsets_;  // planned
   int64_t planned_bytes_ = 0;
+  std::shared_ptr<const void> kept_;  // set before anybody else knows the ticket
 
   mutable Mutex mutex_;
   // While kSealing the units and the memory belong to the sealing thread.

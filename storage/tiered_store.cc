@@ -48,6 +48,14 @@ absl::Status StoreOptions::Validate() const {
   if (write_behind_bytes_max < 1) {
     return TooSmall("write_behind_bytes_max", write_behind_bytes_max, 1);
   }
+  if (dram_headroom_bytes < 0 || dram_headroom_bytes > dram_bytes / 2) {
+    return absl::InvalidArgumentError(absl::StrCat("dram_headroom_bytes is ", dram_headroom_bytes,
+                                                   ", want 0 to half of dram_bytes, ",
+                                                   dram_bytes / 2));
+  }
+  if (disk_write_bytes_per_day < 0) {
+    return TooSmall("disk_write_bytes_per_day", disk_write_bytes_per_day, 0);
+  }
   const absl::Duration longest = absl::Hours(24);
   const std::pair<const char*, absl::Duration> durations[] = {{"write_deadline", write_deadline},
                                                               {"lease_max", lease_max}};
@@ -57,24 +65,28 @@ absl::Status StoreOptions::Validate() const {
                                                      ", want more than 0 and at most 24h"));
     }
   }
-  if (reuse_delay < absl::ZeroDuration() || reuse_delay > longest) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("reuse_delay is ", absl::FormatDuration(reuse_delay), ", want 0 to 24h"));
+  for (const auto& [field, duration] :
+       {std::pair("reuse_delay", reuse_delay), std::pair("turn_gap", turn_gap)}) {
+    if (duration < absl::ZeroDuration() || duration > longest) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " is ", absl::FormatDuration(duration), ", want 0 to 24h"));
+    }
   }
   return absl::OkStatus();
 }
 
 // --- Impl: life ---
 
-TieredStore::Impl::Impl(const StoreOptions& options, const Clock* clock,
-                        std::unique_ptr<DramTier> dram)
+TieredStore::Impl::Impl(const StoreOptions& options, const Clock* clock, Parts parts)
     : options(options),
       clock(clock),
-      dram(std::move(dram)),
-      index(options.blocks_max),
+      dram(std::move(parts.dram)),
+      retention(std::move(parts.retention)),
+      index(options.blocks_max, retention.get()),
       tickets(options.tickets_max, options.reuse_delay),
       leases(options.leases_max),
       queue(options.write_behind_bytes_max),
+      write_budget(options.disk_write_bytes_per_day),
       last_disk_put(absl::InfinitePast()) {
   host.clock = clock;
   host.make_room = [this](int64_t bytes) { return MakeRoom(bytes); };
@@ -136,6 +148,9 @@ void TieredStore::Impl::StartBackground() {
 
 void TieredStore::Impl::Maintain() {
   Expire();
+  retention->TakeBack(TierKind::kDram);
+  if (nvme != nullptr) retention->TakeBack(TierKind::kNvme);
+  KeepHeadroom();
   if (nvme == nullptr) return;
   // The clocks go on while the disk is slow.
   while (!is_stopping && WriteOne()) Expire();
@@ -148,7 +163,18 @@ absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOption
                                                                const Clock* clock) {
   KVSTOW_RETURN_IF_ERROR(options.Validate());
   KVSTOW_ASSIGN_OR_RETURN(std::unique_ptr<DramTier> dram, DramTier::Create(options.dram_bytes));
-  auto impl = std::make_unique<Impl>(options, clock, std::move(dram));
+  const int64_t nvme_bytes = options.nvme_path.empty() ? 0 : options.nvme_bytes;
+  KVSTOW_ASSIGN_OR_RETURN(
+      std::unique_ptr<Retention> retention,
+      Retention::Create(
+          {.policy = options.policy,
+           .alpha = options.policy_alpha,
+           .turn_gap = options.turn_gap,
+           .tier_bytes = {options.dram_bytes - options.dram_headroom_bytes, nvme_bytes},
+           .blocks_max = options.blocks_max},
+          clock));
+  auto impl =
+      std::make_unique<Impl>(options, clock, Impl::Parts{std::move(dram), std::move(retention)});
   if (!options.nvme_path.empty()) KVSTOW_RETURN_IF_ERROR(impl->OpenDisk());
   if (options.background) impl->StartBackground();
   return std::unique_ptr<TieredStore>(new TieredStore(std::move(impl)));
@@ -190,6 +216,14 @@ StoreStats TieredStore::Stats() const {
   stats.nvme_bytes_written = counters.nvme_bytes_written;
   stats.nvme_bytes_read = counters.nvme_bytes_read;
   stats.nvme_write_errors = counters.nvme_write_errors;
+  stats.nvme_writes_filtered = counters.nvme_writes_filtered;
+  stats.nvme_writes_over_budget = counters.nvme_writes_over_budget;
+  const Retention::Stats kept = impl.retention->stats();
+  stats.turns = kept.turns;
+  stats.follow_up_turns = kept.follow_ups;
+  stats.sessions_over = kept.sessions_over;
+  stats.policy_bytes = kept.memory_bytes;
+  stats.hint_pinned_blocks = kept.pinned_blocks;
   if (impl.nvme != nullptr) stats.dirs_set_aside = impl.nvme->open_report().dirs_set_aside;
   return stats;
 }

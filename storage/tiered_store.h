@@ -33,15 +33,20 @@
 #include "kernels/core/clock.h"
 #include "storage/block_info.h"
 #include "storage/block_ref.h"
+#include "storage/load_rates.h"
 #include "storage/record.h"
 #include "storage/store_options.h"
 #include "storage/store_stats.h"
 #include "storage/tier.h"
+#include "storage/turn.h"
+#include "storage/unit_writer.h"
 
 namespace kvstow {
 
 using TicketId = uint64_t;  // random, never 0: not guessable by another client
 using LeaseId = uint64_t;   // likewise
+
+class TurnUse;  // in retention.h, private to storage: a turn that is under way
 
 struct ReserveRequest {
   RecordMeta meta;
@@ -49,38 +54,8 @@ struct ReserveRequest {
   std::shared_ptr<const std::vector<uint32_t>> unit_bytes;
   // 0: StoreOptions::write_deadline. Longer ones are cut to it.
   absl::Duration write_deadline = absl::ZeroDuration();
-};
-
-class Ticket;  // in ticket.h, private to storage
-
-// The right to write one unit of a ticket. Dropped without Commit, the unit is open again. Must not
-// outlive the store.
-class UnitWriter {
- public:
-  UnitWriter(UnitWriter&&) noexcept;
-  UnitWriter& operator=(UnitWriter&&) noexcept;
-  ~UnitWriter();
-
-  // Memory for `length` bytes: the unit's planned place when `length` is the planned length, else
-  // heap memory that Seal assembles. 64-byte aligned in the planned place. A second call replaces
-  // the first. Valid until Commit or destruction.
-  absl::Span<std::byte> Buffer(uint32_t length);
-
-  // The buffer now holds the unit. `xxh3` is over the buffer's bytes. Whatever the answer, the
-  // writer is spent; after an error the unit is open again, as far as the ticket lives.
-  //   kDeadlineExceeded, kFailedPrecondition  the ticket died or was sealed meanwhile
-  //   kResourceExhausted  no room for a unit that has not its planned length
-  absl::Status Commit(CodecId codec, uint64_t xxh3);
-
- private:
-  friend class TieredStore;
-  UnitWriter(std::shared_ptr<Ticket> ticket, uint32_t unit_idx, uint64_t source_xxh3);
-
-  std::shared_ptr<Ticket> ticket_;
-  uint32_t unit_idx_ = 0;
-  uint64_t source_xxh3_ = 0;
-  absl::Span<std::byte> buffer_;
-  std::unique_ptr<std::byte[]> heap_;
+  // What Use gave for the prompt of the block; null: the block is a turn of its own.
+  std::shared_ptr<const TurnUse> use;
 };
 
 struct AcquireResult {
@@ -103,6 +78,15 @@ class TieredStore {
                                                            const Clock* clock);
   // Flushes to disk what is queued.
   ~TieredStore();
+
+  // --- turns ---
+
+  // A turn of a conversation uses these blocks: says so to the policy, which decides what leaves.
+  // Keep the result until the turn's blocks are reserved; it must not outlive the store.
+  std::shared_ptr<const TurnUse> Use(const TurnRequest& request);
+  // Hints without a use: to the session's last turn, or to the one that used the keys. False: not
+  // known, or forgotten.
+  bool Tell(const TurnRequest& request);
 
   // --- writing ---
 
@@ -142,12 +126,20 @@ class TieredStore {
   // --- reading ---
 
   // Where each block is. One call for any number of keys; no lock is held across shards; extends no
-  // lease and does not count as use.
+  // lease and is no use.
   std::vector<Location> Lookup(absl::Span<const BlockKey> keys) const;
+
+  // What loading the keys up to the first that is absent would take, against computing their
+  // tokens. `prefill_tokens_per_s` is more than 0.
+  LoadEstimate Estimate(absl::Span<const BlockKey> keys, double prefill_tokens_per_s) const;
+  // Tells the rates of an answer that was sent: they are part of Estimate.
+  void RecordSend(int64_t bytes, absl::Duration elapsed);
 
   // The sealed record, pinned while the result lives. From disk it is checked (header, key, every
   // unit) and promoted to memory when there is room; a bad one is dropped, counted and kNotFound.
   absl::StatusOr<BlockRef> Get(const BlockKey& key);
+  // The same for a block that Use was told of: Get is a turn of its own, this is none.
+  absl::StatusOr<BlockRef> Read(const BlockKey& key);
 
   // Pins what is present of `keys` until Release or the deadline, whichever is first. Blocks on
   // disk are pinned there. kResourceExhausted: leases at their limit.

@@ -24,6 +24,17 @@ bool TieredStore::Impl::Enqueue(IndexedBlock& block) {
   return pushed;
 }
 
+void TieredStore::Impl::OfferToDisk(IndexedBlock& block) {
+  if (options.disk_admission == DiskAdmission::kSecondSight &&
+      !retention->IsUsedAgain(block.key())) {
+    ++counters.nvme_writes_filtered;
+  } else if (!write_budget.Take(block.record_bytes(), clock->Now())) {
+    ++counters.nvme_writes_over_budget;
+  } else {
+    Enqueue(block);
+  }
+}
+
 absl::Status TieredStore::Impl::PutOnDisk(const BlockKey& key, absl::Span<const std::byte> record) {
   while (true) {
     absl::Status status = nvme->Put(key, record);
@@ -96,6 +107,7 @@ absl::Status TieredStore::Impl::PersistStep(const BlockKey& key, bool& is_tried)
     // full queue is waited for.
     if (is_waiting || is_tried) return;
     is_tried = Enqueue(block);
+    if (is_tried) write_budget.Charge(block.record_bytes(), clock->Now());
     is_waiting = true;
   });
   if (!found) return absl::NotFoundError(absl::StrCat("no block ", key.ToHex(), " to persist"));

@@ -1,7 +1,7 @@
 // TieredStore::Impl: the parts of a TieredStore and the steps that several of its methods share.
 // Private to the tiered_store*.cc files.
 //
-// Lock order: drain lock, index shard, then ticket, tier or queue.
+// Lock order: drain lock, index shard, then ticket, tier or queue, then the retention.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -17,10 +18,13 @@
 #include "storage/block_index.h"
 #include "storage/dram_tier.h"
 #include "storage/lease_table.h"
+#include "storage/load_rates.h"
 #include "storage/nvme_tier.h"
+#include "storage/retention.h"
 #include "storage/ticket_table.h"
 #include "storage/tiered_store.h"
 #include "storage/write_behind.h"
+#include "storage/write_budget.h"
 
 namespace kvstow {
 
@@ -32,10 +36,15 @@ struct StoreCounters {
   Counter dram_evictions = 0, nvme_evictions = 0, demotions_dropped = 0;
   Counter corrupt_blocks = 0, raw_fallback_units = 0;
   Counter nvme_bytes_written = 0, nvme_bytes_read = 0, nvme_write_errors = 0;
+  Counter nvme_writes_filtered = 0, nvme_writes_over_budget = 0;
 };
 
 struct TieredStore::Impl {
-  Impl(const StoreOptions& options, const Clock* clock, std::unique_ptr<DramTier> dram);
+  struct Parts {
+    std::unique_ptr<DramTier> dram;
+    std::unique_ptr<Retention> retention;
+  };
+  Impl(const StoreOptions& options, const Clock* clock, Parts parts);
   ~Impl();
 
   absl::Status OpenDisk();
@@ -44,8 +53,13 @@ struct TieredStore::Impl {
   // --- room (tiered_store_write.cc) ---
   // Memory for `bytes`, evicting where it must. kInvalidArgument, kResourceExhausted.
   absl::StatusOr<ArenaRegion> MakeRoom(int64_t bytes);
+  // Offers blocks of `tier`, in the policy's order, until `take` takes one. Blocks that wait for
+  // the disk come last.
+  bool Evict(TierKind tier, absl::FunctionRef<bool(IndexedBlock&)> take);
   bool EvictFromDram();
   bool EvictFromNvme();
+  // Evicts until dram_headroom_bytes are free.
+  void KeepHeadroom();
   // Makes the index hold at most `blocks` blocks by dropping whole blocks.
   absl::Status ShrinkIndex(int64_t blocks);
   // Applies the clocks of tickets and leases.
@@ -64,6 +78,8 @@ struct TieredStore::Impl {
   // --- disk (tiered_store_disk.cc) ---
   // Marks the block as waiting for the disk; false where the queue is full.
   bool Enqueue(IndexedBlock& block);
+  // The same for a block that nobody asked to persist: filter and budget may refuse it.
+  void OfferToDisk(IndexedBlock& block);
   // Writes the next queued block. False where none waits.
   bool WriteOne();
   absl::Status PutOnDisk(const BlockKey& key, absl::Span<const std::byte> record);
@@ -79,10 +95,13 @@ struct TieredStore::Impl {
   StoreCounters counters;
   const std::unique_ptr<DramTier> dram;
   std::unique_ptr<NvmeTier> nvme;  // null without a disk
+  const std::unique_ptr<Retention> retention;
   BlockIndex index;
   TicketTable tickets;
   LeaseTable leases;
   WriteBehindQueue queue;
+  WriteBudget write_budget;
+  LoadRates rates;
 
   // One writer to the disk at a time: so what is written for one incarnation of a key is settled
   // before the next one is.

@@ -41,16 +41,48 @@ std::vector<Location> TieredStore::Lookup(absl::Span<const BlockKey> keys) const
   return locations;
 }
 
+LoadEstimate TieredStore::Estimate(absl::Span<const BlockKey> keys,
+                                   double prefill_tokens_per_s) const {
+  std::vector<BlockInfo> blocks;
+  for (const BlockKey& key : keys) {
+    BlockInfo block;
+    if (!impl_->index.Find(key, block)) break;
+    blocks.push_back(block);
+  }
+  return EstimateLoad(impl_->rates, blocks, prefill_tokens_per_s);
+}
+
+void TieredStore::RecordSend(int64_t bytes, absl::Duration elapsed) {
+  impl_->rates.RecordSend(bytes, elapsed);
+}
+
+// --- turns ---
+
+std::shared_ptr<const TurnUse> TieredStore::Use(const TurnRequest& request) {
+  // Before the turn: what the one before brought competes at its own time.
+  impl_->KeepHeadroom();
+  return impl_->retention->Use(request);
+}
+
+bool TieredStore::Tell(const TurnRequest& request) { return impl_->retention->Tell(request); }
+
 // --- Get ---
 
 absl::StatusOr<BlockRef> TieredStore::Get(const BlockKey& key) {
+  const std::shared_ptr<const TurnUse> use = Use({.keys = {&key, 1}});
+  return Read(key);
+}
+
+absl::StatusOr<BlockRef> TieredStore::Read(const BlockKey& key) {
   Impl& impl = *impl_;
   BlockRef memory;
   BlockId id = 0;
   impl.index.Visit(key, [&](IndexedBlock& block) {
-    impl.index.Touch(block);
     id = block.id();
     if (!block.in(TierKind::kDram)) return;
+    const bool is_candidate = impl.nvme != nullptr && !block.in(TierKind::kNvme) &&
+                              impl.options.disk_admission == DiskAdmission::kSecondSight;
+    if (is_candidate && !block.is_queued()) impl.OfferToDisk(block);
     absl::StatusOr<BlockRef> pinned = impl.dram->Get(key);
     KVSTOW_CHECK(pinned.ok());  // index and tier change together
     memory = *std::move(pinned);
@@ -69,11 +101,14 @@ absl::StatusOr<BlockRef> TieredStore::Get(const BlockKey& key) {
 }
 
 absl::StatusOr<BlockRef> TieredStore::Impl::GetFromDisk(const BlockKey& key, BlockId id) {
+  const absl::Time start = clock->Now();
   absl::StatusOr<BlockRef> read = nvme->Get(key);
   absl::Status status = read.status();
   if (read.ok()) {
     counters.nvme_bytes_read += static_cast<int64_t>(read->bytes().size());
     status = CheckRecord(key, read->bytes());
+    rates.RecordRead(TierKind::kNvme, static_cast<int64_t>(read->bytes().size()),
+                     clock->Now() - start);
   }
   if (status.ok()) return Promote(key, id, *read);
   if (!absl::IsUnavailable(status)) DropBadCopy(key, id, TierKind::kNvme, status);
@@ -92,7 +127,6 @@ BlockRef TieredStore::Impl::Promote(const BlockKey& key, BlockId id, const Block
     if (!block.in(TierKind::kDram)) {
       KVSTOW_CHECK(dram->Adopt(key, *std::move(room)).ok());
       block.Place(TierKind::kDram);
-      index.Touch(block);
     }
     absl::StatusOr<BlockRef> pinned = dram->Get(key);
     KVSTOW_CHECK(pinned.ok());
@@ -138,10 +172,10 @@ absl::StatusOr<AcquireResult> TieredStore::Acquire(absl::Span<const BlockKey> ke
   AcquireResult result;
   result.deadline = impl.clock->Now() + std::min(ttl, impl.options.lease_max);
   result.held.assign(keys.size(), false);
+  const std::shared_ptr<const TurnUse> use = Use({.keys = keys});
   std::vector<LeasePin> pins;
   for (size_t i = 0; i < keys.size(); ++i) {
     result.held[i] = impl.index.Visit(keys[i], [&](IndexedBlock& block) {
-      impl.index.Touch(block);
       LeasePin pin{.key = keys[i], .id = block.id()};
       if (block.in(TierKind::kDram)) {
         absl::StatusOr<BlockRef> memory = impl.dram->Get(keys[i]);

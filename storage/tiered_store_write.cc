@@ -48,8 +48,33 @@ void TieredStore::Impl::Expire() {
   }
 }
 
+bool TieredStore::Impl::Evict(TierKind tier, absl::FunctionRef<bool(IndexedBlock&)> take) {
+  // How many blocks that wait for the disk are passed over before one of them is taken.
+  constexpr int kPassedOverMax = 16;
+  for (const bool takes_queued : {false, true}) {
+    int num_passed_over = 0;
+    while (const std::optional<BlockKey> key = retention->Choose(tier)) {
+      bool is_taken = false;
+      bool is_passed_over = false;
+      index.Visit(*key, [&](IndexedBlock& block) {
+        if (!block.in(tier)) return;  // has left in between
+        is_passed_over = !takes_queued && block.is_queued() && num_passed_over < kPassedOverMax;
+        if (!is_passed_over) is_taken = take(block);
+      });
+      if (is_taken) {
+        if (num_passed_over > 0) retention->TakeBack(tier);
+        return true;
+      }
+      if (is_passed_over) ++num_passed_over;
+      retention->SetAside(tier, *key);
+    }
+    retention->TakeBack(tier);
+  }
+  return false;
+}
+
 bool TieredStore::Impl::EvictFromDram() {
-  const bool evicted = index.EvictOldest(TierKind::kDram, [this](IndexedBlock& block) {
+  const bool evicted = Evict(TierKind::kDram, [this](IndexedBlock& block) {
     if (!dram->DropIfUnpinned(block.key())) return false;
     if (nvme != nullptr && !block.in(TierKind::kNvme)) ++counters.demotions_dropped;
     block.Remove(TierKind::kDram);
@@ -60,7 +85,7 @@ bool TieredStore::Impl::EvictFromDram() {
 }
 
 bool TieredStore::Impl::EvictFromNvme() {
-  const bool evicted = index.EvictOldest(TierKind::kNvme, [this](IndexedBlock& block) {
+  const bool evicted = Evict(TierKind::kNvme, [this](IndexedBlock& block) {
     if (block.is_pinned()) return false;
     nvme->Drop(block.key());
     block.Remove(TierKind::kNvme);
@@ -68,6 +93,13 @@ bool TieredStore::Impl::EvictFromNvme() {
   });
   if (evicted) ++counters.nvme_evictions;
   return evicted;
+}
+
+void TieredStore::Impl::KeepHeadroom() {
+  if (options.dram_headroom_bytes == 0) return;
+  const int64_t most = dram->capacity_bytes() - options.dram_headroom_bytes;
+  while (dram->used_bytes() > most && EvictFromDram()) {
+  }
 }
 
 absl::StatusOr<ArenaRegion> TieredStore::Impl::MakeRoom(int64_t bytes) {
@@ -106,8 +138,8 @@ absl::Status TieredStore::Impl::ShrinkIndex(int64_t blocks) {
     return true;
   };
   while (index.num_blocks() > std::max<int64_t>(blocks, 0)) {
-    if (index.EvictOldest(TierKind::kNvme, drop)) continue;
-    if (index.EvictOldest(TierKind::kDram, drop)) continue;
+    if (Evict(TierKind::kNvme, drop)) continue;
+    if (Evict(TierKind::kDram, drop)) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
         "index: ", index.num_blocks(), " blocks are held and pinned, the limit is ",
         options.blocks_max, " together with open tickets: retry when readers have ended"));
@@ -144,6 +176,7 @@ absl::StatusOr<TicketId> TieredStore::Reserve(const ReserveRequest& request) {
     impl.tickets.Forget(*ticket);
     return absl::AlreadyExistsError(absl::StrCat("block ", key.ToHex(), " is sealed already"));
   }
+  ticket->Keep(request.use != nullptr ? request.use : Use({.keys = {&key, 1}}));
   status = impl.ShrinkIndex(impl.options.blocks_max - impl.tickets.num_open());
   if (status.ok()) {
     absl::StatusOr<ArenaRegion> memory = impl.MakeRoom(ticket->planned_bytes());
@@ -230,7 +263,7 @@ absl::Status TieredStore::Impl::Publish(Ticket& ticket, std::optional<ArenaRegio
       // Tier and index change together: a key that the index did not know is not in the tier.
       KVSTOW_CHECK(
           dram->Adopt(meta.key, *std::move(assembled.has_value() ? assembled : planned)).ok());
-      if (nvme != nullptr) Enqueue(inserted);
+      if (nvme != nullptr) OfferToDisk(inserted);
     });
   } while (absl::IsResourceExhausted(status));
   return status;

@@ -9,6 +9,13 @@ ArcPolicy::ArcPolicy(const BlockTree& tree, const std::vector<int64_t>& tier_blo
   for (size_t i = 0; i < tiers_.size(); ++i) tiers_[i].capacity = tier_blocks[i];
 }
 
+bool ArcPolicy::Remembers(BlockNumber block) const {
+  return std::any_of(tiers_.begin(), tiers_.end(), [&](const Tier& tier) {
+    const int list = tier.lists.ListOf(block);
+    return list == kOnceGhost || list == kAgainGhost;
+  });
+}
+
 void ArcPolicy::OnRequest(const Request& request, OwnerSlot owner) { last_ = {kNone, kNone}; }
 
 void ArcPolicy::Enter(Tier& tier, int list, BlockNumber block, bool in_request) {

@@ -25,6 +25,10 @@ class ArcPolicy final : public Policy {
   void OnHit(BlockNumber block, int from_tier) override;
   void OnInsert(BlockNumber block, int tier) override;
   void OnErase(BlockNumber block, int tier) override;
+  bool Remembers(BlockNumber block) const override;
+  void SetTierBlocks(int tier, int64_t blocks) override {
+    tiers_[static_cast<size_t>(tier)].capacity = blocks;
+  }
   BlockNumber ChooseVictim(int tier) override;
 
  private:

@@ -122,16 +122,17 @@ void BlockTree::Detach(BlockNumber block) {
   if (parent.extent != kNone && parent.extent != slot) Change(parent.extent);
 }
 
-int BlockTree::Take(OwnerSlot owner, BlockNumber block, BlockNumber parent) {
+void BlockTree::Link(BlockNumber block, BlockNumber parent, int32_t chain_idx) {
   if (block >= blocks_.size()) blocks_.resize(static_cast<size_t>(block) + 1);
+  KVSTOW_DCHECK(!IsResident(block));
+  blocks_[block].parent = parent;
+  blocks_[block].chain_idx = chain_idx;
+}
+
+int BlockTree::Take(OwnerSlot owner, BlockNumber block) {
+  KVSTOW_CHECK(block < blocks_.size());
   const int from = TierOf(block);
-  if (from >= 0) {
-    KVSTOW_DCHECK(blocks_[block].parent == parent);
-    Detach(block);
-  } else {
-    blocks_[block].parent = parent;
-    blocks_[block].chain_idx = parent == kNone ? 0 : blocks_[parent].chain_idx + 1;
-  }
+  if (from >= 0) Detach(block);
   Attach(block, owner, 0);
   return from;
 }
@@ -149,6 +150,13 @@ void BlockTree::Move(BlockNumber block, int tier) {
 void BlockTree::Drop(BlockNumber block) {
   KVSTOW_CHECK(IsResident(block));
   Detach(block);
+}
+
+int64_t BlockTree::memory_bytes() const {
+  constexpr size_t kMapEntry = 2 * (sizeof(uint64_t) + sizeof(OwnerSlot));
+  return static_cast<int64_t>(blocks_.capacity() * sizeof(Block) +
+                              extents_.capacity() * sizeof(Extent) +
+                              owners_.capacity() * (sizeof(Owner) + kMapEntry));
 }
 
 void BlockTree::SetPinned(BlockNumber block, bool is_pinned) {

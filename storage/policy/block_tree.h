@@ -1,7 +1,10 @@
 // BlockTree: the resident blocks as a tree of prefixes, who owns each, and in which tier it is.
 //
 //   OwnerSlot owner = tree.AddOwner(request);
-//   for (block of the prompt) tree.Take(owner, block, previous_block);
+//   for (block of the prompt) {
+//     if (!tree.IsResident(block)) tree.Link(block, previous_block, chain_idx);
+//     tree.Take(owner, block);
+//   }
 //   ... tree.Move(block, 1); tree.Drop(block); ...
 //
 // Every resident block belongs to the last request that used it. The blocks a request owns in a
@@ -62,9 +65,12 @@ class BlockTree {
 
   // --- blocks ---
 
-  // `block` now belongs to `owner` and is in tier 0. `parent`: the block before it in the chain,
-  // kNone for the first. Returns the tier where it was, or -1.
-  int Take(OwnerSlot owner, BlockNumber block, BlockNumber parent);
+  // Says where in its chain a block stands that is in no tier: behind `parent`, kNone for the first
+  // that is known. Whatever is taken must be linked, and so must all blocks above it.
+  void Link(BlockNumber block, BlockNumber parent, int32_t chain_idx);
+  // `block` now belongs to `owner` and is in tier 0. All blocks that an owner takes lie on one
+  // chain. Returns the tier where it was, or -1.
+  int Take(OwnerSlot owner, BlockNumber block);
   // Moves a resident block to another tier; the owner stays.
   void Move(BlockNumber block, int tier);
   // The block is in no tier any more.
@@ -82,6 +88,7 @@ class BlockTree {
   // Resident, not pinned, and without a resident child in its tier.
   bool MayLeave(BlockNumber block) const;
   int64_t num_blocks(int tier) const { return tier_blocks_[static_cast<size_t>(tier)]; }
+  int64_t memory_bytes() const;  // about
 
   // --- extents ---
 

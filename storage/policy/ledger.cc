@@ -24,18 +24,49 @@ void TierLedger::BeginRequest(const Request& request) {
   timed.time_s = now_s_;
   owner_ = tree_->AddOwner(timed);
   previous_ = kNone;
+  chain_idx_ = 0;
   policy_->OnRequest(timed, owner_);
 }
 
 int TierLedger::Touch(BlockNumber block) {
-  const int from = tree_->Take(owner_, block, previous_);
+  if (!tree_->IsResident(block)) tree_->Link(block, previous_, chain_idx_);
+  const int from = tree_->Take(owner_, block);
   previous_ = block;
+  ++chain_idx_;
   if (from >= 0) {
     policy_->OnHit(block, from);
   } else {
     policy_->OnInsert(block, 0);
   }
   return from;
+}
+
+void TierLedger::Use(BlockNumber block) {
+  const int from = tree_->Take(owner_, block);
+  policy_->OnHit(block, from);
+}
+
+void TierLedger::Insert(BlockNumber block, const Request& request) {
+  OwnerSlot owner = tree_->FindOwner(request.number);
+  if (owner == kNone) {
+    Request late = request;
+    late.time_s = now_s_;
+    late.continues = false;  // its parent is forgotten too
+    owner = tree_->AddOwner(late);
+    policy_->OnRequest(late, owner);
+  }
+  tree_->Take(owner, block);
+  policy_->OnInsert(block, 0);
+}
+
+const Request* TierLedger::FindRequest(uint64_t request_number) const {
+  const OwnerSlot owner = tree_->FindOwner(request_number);
+  return owner == kNone ? nullptr : &tree_->owner(owner).request;
+}
+
+void TierLedger::ReturnExpected(uint64_t request_number, double at_s) {
+  const OwnerSlot owner = tree_->FindOwner(request_number);
+  if (owner != kNone) policy_->OnReturnExpected(owner, at_s);
 }
 
 void TierLedger::SessionOver(uint64_t request_number) {

@@ -30,8 +30,20 @@ class TierLedger {
   // The next block of the request's chain. Returns the tier where it was, or -1.
   int Touch(BlockNumber block);
 
+  // For a store, where blocks of a request arrive after it, and some never. `Link` as in
+  // BlockTree; Use: a resident block of the arriving request; Insert: a block of an earlier
+  // request, or of one that is forgotten, has come.
+  void Link(BlockNumber block, BlockNumber parent, int32_t chain_idx) {
+    tree_->Link(block, parent, chain_idx);
+  }
+  void Use(BlockNumber block);
+  void Insert(BlockNumber block, const Request& request);
+  // nullptr: never seen, or forgotten.
+  const Request* FindRequest(uint64_t request_number) const;
+
   // A hint. Unknown requests are ignored: their blocks are gone.
   void SessionOver(uint64_t request_number);
+  void ReturnExpected(uint64_t request_number, double at_s);
   void SetPinned(BlockNumber block, bool is_pinned) { tree_->SetPinned(block, is_pinned); }
 
   // The block that `tier` should give up, or kNone.
@@ -43,6 +55,7 @@ class TierLedger {
   void Demote(BlockNumber block, int to_tier);
   void Erase(BlockNumber block);
 
+  bool IsResident(BlockNumber block) const { return tree_->IsResident(block); }
   int64_t num_blocks(int tier) const { return tree_->num_blocks(tier); }
 
  private:
@@ -52,6 +65,7 @@ class TierLedger {
   double now_s_ = 0;
   OwnerSlot owner_ = kNone;       // the request that arrives
   BlockNumber previous_ = kNone;  // its last touched block
+  int32_t chain_idx_ = 0;         // of the next one
 };
 
 }  // namespace kvstow::policy

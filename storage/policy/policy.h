@@ -62,6 +62,16 @@ class Policy {
   // The session of `owner` is over: its client will not send another turn.
   virtual void OnSessionOver(OwnerSlot owner) {}
 
+  // The client of `owner` says that it sends the next turn by `at_s`.
+  virtual void OnReturnExpected(OwnerSlot owner, double at_s) {}
+
+  // Whether the policy still means something by a block that is in no tier: its number must not
+  // become another block's.
+  virtual bool Remembers(BlockNumber block) const { return false; }
+
+  // A tier now holds about so many blocks: their sizes have become known, or have changed.
+  virtual void SetTierBlocks(int tier, int64_t blocks) {}
+
   // The arriving request uses `block`, which was in `from_tier` and is in tier 0 from now on.
   virtual void OnHit(BlockNumber block, int from_tier) {}
 

@@ -1,8 +1,11 @@
 // kvstow-replay: a trace through every eviction policy in virtual time. See --help.
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
 #include "storage/policy/replay_options.h"
+#include "storage/policy/replay_page.h"
 #include "storage/policy/replay_report.h"
 #include "storage/policy/sessions.h"
 #include "storage/policy/simulator.h"
@@ -118,6 +122,16 @@ absl::StatusOr<ReplayReport> Run(const ReplayOptions& options) {
   return report;
 }
 
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"),
+                                                             &std::fclose);
+  if (file == nullptr || std::fwrite(text.data(), 1, text.size(), file.get()) != text.size() ||
+      std::fflush(file.get()) != 0) {
+    return absl::UnavailableError(absl::StrCat(path, ": ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   const absl::StatusOr<ReplayOptions> options =
       ParseReplayOptions(std::vector<std::string>(argv + 1, argv + argc));
@@ -134,6 +148,13 @@ int Main(int argc, char** argv) {
   if (!report.ok()) {
     std::fprintf(stderr, "kvstow-replay: %s\n", std::string(report.status().message()).c_str());
     return 1;
+  }
+  if (!options->html_path.empty()) {
+    const absl::Status written = WriteFile(options->html_path, FormatPage(*report));
+    if (!written.ok()) {
+      std::fprintf(stderr, "kvstow-replay: %s\n", std::string(written.message()).c_str());
+      return 1;
+    }
   }
   const std::string text = options->is_json ? FormatJson(*report) : FormatTable(*report);
   std::fputs(text.c_str(), stdout);

@@ -104,10 +104,14 @@ absl::Status SetOption(std::string_view name, std::string_view value, ReplayOpti
   if (name == "warmup") return ParseShare(name, value, true, options.warmup);
   if (name == "alpha") return ParseShare(name, value, false, options.alpha);
   if (name == "seed") return ParseInt(name, value, kAny, options.seed);
+  if (name == "html") {
+    options.html_path = std::string(value);
+    return value.empty() ? Bad(name, value, "the name of a file") : absl::OkStatus();
+  }
   if (name == "repeat") return ParseInt(name, value, 1'000'000, options.repeat);
   const std::string nearest =
       NearestName(name, {"policy", "blocks", "tiers", "hint", "block-tokens", "warmup", "alpha",
-                         "seed", "repeat", "json", "help"});
+                         "seed", "repeat", "html", "json", "help"});
   return absl::InvalidArgumentError(
       absl::StrCat("unknown option --", ToAbsl(name),
                    nearest.empty() ? "" : absl::StrCat("; did you mean --", nearest, "?")));
@@ -173,6 +177,7 @@ std::string ReplayHelp() {
       "  --alpha A              rtv: weight of whole sessions (default 0.1)\n"
       "  --seed N               which sessions announce their end (default 1)\n"
       "  --repeat N             the trace N times in a row, each time with blocks of its own\n"
+      "  --html FILE            also writes a page with curves over capacity\n"
       "  --json                 numbers for programs instead of the table\n"
       "\n"
       "Policies:\n";

@@ -23,6 +23,7 @@ struct ReplayOptions {
   double alpha = 0.1;
   int64_t seed = 1;
   int64_t repeat = 1;
+  std::string html_path;  // empty: no page
   bool is_json = false;
   bool is_help = false;
 };

@@ -19,11 +19,6 @@ std::string WithCommas(int64_t value) {
   return text;
 }
 
-std::string NameOf(const ReplayRow& row) {
-  if (row.session_over == 0) return row.policy;
-  return absl::StrFormat("%s, %g %% say over", row.policy, 100 * row.session_over);
-}
-
 std::string CapacityTable(const ReplayReport& report) {
   std::string out = absl::StrFormat(
       "\nOne tier. Follow-up turns that found their whole history / blocks found, %%, by capacity "
@@ -35,7 +30,7 @@ std::string CapacityTable(const ReplayReport& report) {
   }
   out += "\n";
   for (const ReplayRow& row : report.rows) {
-    absl::StrAppendFormat(&out, "%-*s", kNameWidth, NameOf(row));
+    absl::StrAppendFormat(&out, "%-*s", kNameWidth, RowName(row));
     for (const SimResult& result : row.by_capacity) {
       absl::StrAppendFormat(&out, "%15s",
                             absl::StrFormat("%.1f / %.1f", 100 * result.full_hit_rate(),
@@ -66,8 +61,8 @@ std::string TierTable(const ReplayReport& report) {
                             static_cast<double>(r.written[tier]) /
                                 static_cast<double>(std::max<int64_t>(1, r.requests)));
     }
-    absl::StrAppendFormat(&out, "%-*s%22s%12.1f%8.3f%8.3f%8.3f%8.3f%22s\n", kNameWidth, NameOf(row),
-                          hits, 100 * r.full_hit_rate(), r.mean_follow_up_ttft_s,
+    absl::StrAppendFormat(&out, "%-*s%22s%12.1f%8.3f%8.3f%8.3f%8.3f%22s\n", kNameWidth,
+                          RowName(row), hits, 100 * r.full_hit_rate(), r.mean_follow_up_ttft_s,
                           r.p95_follow_up_ttft_s, r.mean_ttft_s, r.p95_ttft_s, written);
   }
   return out;
@@ -131,6 +126,11 @@ std::string JsonResult(const SimResult& r, size_t num_tiers) {
 }
 
 }  // namespace
+
+std::string RowName(const ReplayRow& row) {
+  if (row.session_over == 0) return row.policy;
+  return absl::StrFormat("%s, %g %% say over", row.policy, 100 * row.session_over);
+}
 
 std::string FormatTable(const ReplayReport& report) {
   std::string out = absl::StrFormat(

@@ -28,6 +28,9 @@ struct ReplayReport {
   std::vector<ReplayRow> rows;
 };
 
+// "rtv, 50 % say over".
+std::string RowName(const ReplayRow& row);
+
 std::string FormatTable(const ReplayReport& report);
 std::string FormatJson(const ReplayReport& report);
 

@@ -1,6 +1,14 @@
 #include "storage/policy/rtv.h"
 
+#include <algorithm>
+
 namespace kvstow::policy {
+namespace {
+
+// Shortest wait for an announced return that counts: the first bin's.
+constexpr double kSoonestS = 5;
+
+}  // namespace
 
 RtvPolicy::RtvPolicy(const BlockTree& tree, double alpha) : tree_(tree), order_(tree, alpha) {
   next_.fill(kNone);
@@ -36,7 +44,7 @@ void RtvPolicy::OnTime(double now_s) {
   for (const OwnerSlot owner : stale_) {
     Turn& turn = turns_[owner];
     turn.is_stale = false;
-    turn.index = model_.Index(turn.features, turn.bin);
+    turn.index = IndexOf(turn);
     for (const ExtentSlot slot : tree_.owner(owner).extents) {
       if (slot != kNone) order_.Rekey(slot, turn.index);
     }
@@ -68,6 +76,18 @@ void RtvPolicy::OnRequest(const Request& request, OwnerSlot owner) {
   for (OwnerSlot& next : next_) {
     if (next == kNone) next = owner;
   }
+}
+
+double RtvPolicy::IndexOf(const Turn& turn) const {
+  if (turn.expected_s > now_s_) return 1 / std::max(kSoonestS, turn.expected_s - now_s_);
+  return model_.Index(turn.features, turn.bin);
+}
+
+void RtvPolicy::OnReturnExpected(OwnerSlot owner, double at_s) {
+  Turn& turn = turns_[owner];
+  turn.expected_s = at_s;
+  turn.index = IndexOf(turn);
+  FileExtents(owner);
 }
 
 void RtvPolicy::OnSessionOver(OwnerSlot owner) {

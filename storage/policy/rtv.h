@@ -4,7 +4,8 @@
 // A model learns online when sessions return (return_model.h). Each request carries the index of
 // its age bin, computed when it enters the bin; value_order.h turns it into a score per block, with
 // a bonus `alpha` for sessions that are whole. A request that was continued, or whose session its
-// client called over, is worth next to nothing.
+// client called over, is worth next to nothing. One whose client said by when it returns has the
+// index of a sure return at that time; once that has passed, the model's again.
 //
 // Cost: O(log n) per event. A request enters 24 bins in its life; each costs one table of at most
 // 24 rows. Bins are walked by one pointer per bin edge over the requests in the order of arrival,
@@ -29,6 +30,7 @@ class RtvPolicy final : public Policy {
   void OnTime(double now_s) override;
   void OnRequest(const Request& request, OwnerSlot owner) override;
   void OnSessionOver(OwnerSlot owner) override;
+  void OnReturnExpected(OwnerSlot owner, double at_s) override;
   void OnExtent(ExtentSlot extent) override;
   BlockNumber ChooseVictim(int tier) override;
 
@@ -36,6 +38,7 @@ class RtvPolicy final : public Policy {
   struct Turn {
     ReturnFeatures features;
     double index = 0;
+    double expected_s = -1;  // its client returns by then; in the past: it has not said
     int32_t bin = 0;
     bool is_returned = false;
     bool is_over = false;   // its client said so
@@ -45,6 +48,7 @@ class RtvPolicy final : public Policy {
   void Observe(int bin, OwnerSlot owner);
   void OnReturn(const Request& request);
   void FileExtents(OwnerSlot owner);
+  double IndexOf(const Turn& turn) const;
 
   const BlockTree& tree_;
   ReturnModel model_;

@@ -11,10 +11,18 @@ constexpr uint8_t kUsesMax = 3;
 
 S3FifoPolicy::S3FifoPolicy(const BlockTree& tree, const std::vector<int64_t>& tier_blocks)
     : tree_(tree), tiers_(tier_blocks.size()) {
-  for (size_t i = 0; i < tiers_.size(); ++i) {
-    tiers_[i].small_blocks = std::max<int64_t>(1, tier_blocks[i] / 10);
-    tiers_[i].ghosts_max = tier_blocks[i] - tiers_[i].small_blocks;
-  }
+  for (size_t i = 0; i < tiers_.size(); ++i) SetTierBlocks(static_cast<int>(i), tier_blocks[i]);
+}
+
+bool S3FifoPolicy::Remembers(BlockNumber block) const {
+  return std::any_of(tiers_.begin(), tiers_.end(),
+                     [&](const Tier& tier) { return tier.lists.ListOf(block) == kGhost; });
+}
+
+void S3FifoPolicy::SetTierBlocks(int tier_idx, int64_t blocks) {
+  Tier& tier = tiers_[static_cast<size_t>(tier_idx)];
+  tier.small_blocks = std::max<int64_t>(1, blocks / 10);
+  tier.ghosts_max = std::max<int64_t>(0, blocks - tier.small_blocks);
 }
 
 void S3FifoPolicy::OnHit(BlockNumber block, int from_tier) {
@@ -78,7 +86,9 @@ BlockNumber S3FifoPolicy::ChooseVictim(int tier_idx) {
   BlockNumber block = kNone;
   if (tier.lists.size(kSmall) >= tier.small_blocks) block = FromSmall(tier);
   if (block == kNone) block = FromMain(tier);
-  return block != kNone ? block : FromSmall(tier);
+  if (block == kNone) block = FromSmall(tier);
+  // All that could leave may have been moved to the main queue just now.
+  return block != kNone ? block : FromMain(tier);
 }
 
 }  // namespace kvstow::policy

@@ -22,6 +22,8 @@ class S3FifoPolicy final : public Policy {
   void OnHit(BlockNumber block, int from_tier) override;
   void OnInsert(BlockNumber block, int tier) override;
   void OnErase(BlockNumber block, int tier) override;
+  bool Remembers(BlockNumber block) const override;
+  void SetTierBlocks(int tier, int64_t blocks) override;
   BlockNumber ChooseVictim(int tier) override;
 
  private:

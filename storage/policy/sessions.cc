@@ -15,6 +15,14 @@ uint64_t Mix(uint64_t z) {
 
 }  // namespace
 
+void ContinueIf(const Request& parent, Request& request) {
+  if (request.seen_blocks < std::max(2, parent.full_blocks)) return;
+  request.continues = true;
+  request.parent = parent.number;
+  request.parent_tokens = parent.input_tokens + parent.output_tokens;
+  request.turn = parent.turn + 1;
+}
+
 std::vector<Request> FindSessions(const Trace& trace) {
   std::vector<Request> requests;
   requests.reserve(trace.requests.size());
@@ -35,12 +43,7 @@ std::vector<Request> FindSessions(const Trace& trace) {
     }
     if (r.seen_blocks > 0) {
       const Request& parent = requests[last_user[chain[static_cast<size_t>(r.seen_blocks) - 1]]];
-      if (r.seen_blocks >= std::max(2, parent.full_blocks)) {
-        r.continues = true;
-        r.parent = parent.number;
-        r.parent_tokens = parent.input_tokens + parent.output_tokens;
-        r.turn = parent.turn + 1;
-      }
+      ContinueIf(parent, r);
     }
     for (const BlockNumber block : chain) last_user[block] = static_cast<uint32_t>(i);
     requests.push_back(r);

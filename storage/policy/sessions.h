@@ -18,6 +18,10 @@
 
 namespace kvstow::policy {
 
+// The rule for one request whose seen_blocks are known: makes it the next turn of `parent`, the
+// last request that contained the deepest of them, if it is one.
+void ContinueIf(const Request& parent, Request& request);
+
 // One per request of the trace; Request::number is the index.
 std::vector<Request> FindSessions(const Trace& trace);
 

@@ -136,7 +136,8 @@ TEST(BlockTree, ForgetsOldRequestsThatOwnNothing) {
   Request request;
   request.number = 1;
   const OwnerSlot first = tree.AddOwner(request);
-  tree.Take(first, 0, kNone);
+  tree.Link(0, kNone, 0);
+  tree.Take(first, 0);
   request.number = 2;
   tree.AddOwner(request);
   tree.Forget(101);

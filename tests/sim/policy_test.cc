@@ -6,6 +6,7 @@
 #include <string>
 
 #include "storage/policy/replay_options.h"
+#include "storage/policy/replay_page.h"
 #include "storage/policy/replay_report.h"
 #include "storage/policy/sessions.h"
 #include "storage/policy/simulator.h"
@@ -213,12 +214,13 @@ TEST(Simulate, RefusesWhatCannotBe) {
 TEST(ReplayOptions, ReadsBothFormsAndNamesWhatIsWrong) {
   const absl::StatusOr<ReplayOptions> options =
       ParseReplayOptions({"t.jsonl", "--policy=rtv,lru", "--blocks", "10,20", "--hint",
-                          "session-over=0.25", "--json"});
+                          "session-over=0.25", "--json", "--html=p.html"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->policies, (std::vector<std::string>{"rtv", "lru"}));
   EXPECT_EQ(options->blocks, (std::vector<int64_t>{10, 20}));
   EXPECT_EQ(options->session_over, 0.25);
   EXPECT_TRUE(options->is_json);
+  EXPECT_EQ(options->html_path, "p.html");
   const auto error = [](const std::vector<std::string>& words) {
     return std::string(ParseReplayOptions(words).status().message());
   };
@@ -247,6 +249,48 @@ TEST(ReplayReport, TableAndJsonHoldTheSameNumbers) {
   EXPECT_NE(json.find("\"path\":\"a\\\"b\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"capacity\":5000"), std::string::npos) << json;
   EXPECT_NE(json.find("\"mean_follow_up_ttft_s\":0.257"), std::string::npos) << json;
+}
+
+TEST(ReplayPage, HoldsAllItShowsAndLoadsNothing) {
+  ReplayReport report;
+  report.options.trace_path = "<a>&\"b";
+  report.options.blocks = {2000, 5000};
+  report.options.tiers = {800, 4096, 12288};
+  for (const char* policy : {"lru", "belady"}) {
+    ReplayRow row{.policy = policy};
+    for (const int64_t blocks : report.options.blocks) {
+      row.by_capacity.push_back(OneTier("synthetic", policy, blocks));
+    }
+    row.tiers = ThreeTiers("synthetic", policy);
+    report.rows.push_back(std::move(row));
+  }
+  const std::string page = FormatPage(report);
+  EXPECT_NE(page.find("&lt;a&gt;&amp;&quot;b"), std::string::npos);
+  EXPECT_EQ(page.find("<a>"), std::string::npos);
+  for (const char* outside : {"http", "src=", "<script", "url(", "@import"}) {
+    EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+  }
+  EXPECT_NE(page.find("<title>lru, 5000 blocks: 51.0 %</title>"), std::string::npos) << page;
+  EXPECT_NE(page.find("class=\"oracle\""), std::string::npos);
+  const auto count = [&](const std::string& what) {
+    size_t n = 0;
+    for (size_t at = page.find(what); at != page.npos; at = page.find(what, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("<polyline"), 4u);
+  EXPECT_EQ(count("<circle"), 8u);
+  EXPECT_EQ(count("<svg"), count("</svg>"));
+}
+
+TEST(ReplayPage, OneCapacityOrNoneIsFine) {
+  ReplayReport report;
+  report.options.blocks = {5000};
+  report.options.tiers = {};
+  report.rows = {{.policy = "lru", .by_capacity = {OneTier("synthetic", "lru", 5000)}}};
+  EXPECT_EQ(FormatPage(report).find("nan"), std::string::npos);
+  report.options.blocks = {};
+  report.rows[0].by_capacity = {};
+  EXPECT_EQ(FormatPage(report).find("<svg"), std::string::npos);
 }
 
 }  // namespace

@@ -23,6 +23,9 @@ class StoreTest : public ::testing::Test {
     options_.reuse_delay = absl::Seconds(20);
     options_.lease_max = absl::Seconds(60);
     options_.background = false;
+    // Every use counts, and the block used longest ago leaves first.
+    options_.policy = "lru";
+    options_.turn_gap = absl::ZeroDuration();
   }
 
   void Open() {
