@@ -2,6 +2,7 @@
 
 import pytest
 
+numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kvstow.vllm.pages import LAYOUTS, layout_of_shape  # noqa: E402
@@ -31,7 +32,7 @@ def build(layout):
         "kv_first": (2, PAGES, TOKENS, HEADS, DIM),
         "kv_second": (PAGES, 2, TOKENS, HEADS, DIM),
     }
-    cache = torch.zeros(shapes[layout])
+    cache = numpy.zeros(shapes[layout], "f4")
     place = {
         "nominal": lambda r, p, t, h, i: (p, h, t, r * DIM + i),
         # K^T [dim, tokens], then V [tokens, dim]
@@ -45,6 +46,7 @@ def build(layout):
                 for h in range(HEADS):
                     for i in range(DIM):
                         cache[place(r, p, t, h, i)] = value(r, p, t, h, i)
+    cache = torch.from_numpy(cache)
     return cache.view(PAGES, HEADS, TOKENS, 2 * DIM) if layout == "cpu_vec" else cache
 
 
@@ -56,9 +58,8 @@ def test_rows_are_where_the_layout_says(layout):
     order = [4, 1, 3]
     k, v = pages.rows(pages.pick(cache, torch.tensor(order)))
     assert torch.equal(k, rows_of(0, order)) and torch.equal(v, rows_of(1, order))
-    # The cache may be a view with gaps, as layers of one storage are.
-    spaced = torch.zeros(2, *cache.shape).transpose(0, 1)[:, 0] if layout == "kv_first" else None
-    target = torch.zeros_like(cache) if spaced is None else spaced.contiguous()
+    # A view with gaps, as the layers of one storage are.
+    target = torch.zeros(*cache.shape, 2)[..., 0]
     pages.store(target, torch.tensor(order), (k, v))
     untouched = [p for p in range(PAGES) if p not in order]
     assert torch.equal(
