@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
@@ -141,6 +142,28 @@ def empty_pages(options: DoubleOptions):
     return torch.full(shapes[options.layout], float("nan"))
 
 
+class Timed:
+    """A connector, and the seconds that its hooks took: what the engine waited for it."""
+
+    def __init__(self, connector):
+        self.connector = connector
+        self.seconds = 0.0
+
+    def __getattr__(self, name):
+        value = getattr(self.connector, name)
+        if not callable(value) or name.startswith("_"):
+            return value
+
+        def timed(*args, **kwargs):
+            start = time.monotonic()
+            try:
+                return value(*args, **kwargs)
+            finally:
+                self.seconds += time.monotonic() - start
+
+        return timed
+
+
 class Engine:
     """One scheduler and one worker in one process."""
 
@@ -148,7 +171,7 @@ class Engine:
         self.options = options = options or DoubleOptions()
         self.more = hook_arguments or {}
         vllm_config, kv_cache_config = configs(target, options, **extra)
-        self.worker = connector_class(vllm_config, "WORKER", kv_cache_config)
+        self.worker = Timed(connector_class(vllm_config, "WORKER", kv_cache_config))
         self.caches = {
             f"model.layers.{i}.self_attn.attn": empty_pages(options)
             for i in range(options.num_layers)
@@ -158,11 +181,17 @@ class Engine:
         heads = 1 if own == "latent" else options.heads
         self.layout = LAYOUTS[own](heads, options.dim, 0 if own == "latent" else options.dim)
         self.worker.register_kv_caches(self.caches)
-        self.scheduler = connector_class(vllm_config, "SCHEDULER", kv_cache_config)
+        self.scheduler = Timed(connector_class(vllm_config, "SCHEDULER", kv_cache_config))
         self.free = list(range(options.num_pages - 1, 0, -1))  # page 0 is the null page
         self.steps = 0
         self.last_external = 0
         self.sources = {}
+        self.lookup_seconds = 0.0
+
+    @property
+    def waited(self):
+        """Seconds that requests waited for the connector."""
+        return self.worker.seconds + self.scheduler.seconds + self.lookup_seconds
 
     def shutdown(self):
         self.scheduler.shutdown()
@@ -188,12 +217,13 @@ class Engine:
         )
         request.__dict__.update(request_fields)
         self.scheduler.on_new_request(request, **self.more)
-        external = None
+        external, start = None, time.monotonic()
         while external is None:
             external, is_async = self.scheduler.get_num_new_matched_tokens(
                 request, num_local, **self.more
             )
             assert not is_async
+        self.lookup_seconds += time.monotonic() - start
         assert external >= 0 and num_local + external < len(prompt)
         self.last_external = external
         count = -(-len(prompt) // self.options.page_tokens)
