@@ -97,7 +97,9 @@ class Run:
 
     def engine(self, **options):
         self.num_engines += 1
-        return Engine(self.model, self.prompts, f"{self.work}/engine{self.num_engines}.log", **options)
+        return Engine(
+            self.model, self.prompts, f"{self.work}/engine{self.num_engines}.log", **options
+        )
 
     def serve(self, extra=None):
         engine = self.engine(extra=extra)
@@ -140,10 +142,16 @@ class Run:
         print(f"  {stat.num_blocks} blocks stored: {stat.codecs}", flush=True)
         second = self.serve(self.extra(daemon, codec))
         cached = [r["cached"] for r in second]
-        self.check(min(cached) > 0, f"the second engine took {min(cached)} to {max(cached)} tokens "
-                                    f"of each prompt from the store, {sum(cached)} in all")
+        self.check(
+            min(cached) > 0,
+            f"the second engine took {min(cached)} to {max(cached)} tokens "
+            f"of each prompt from the store, {sum(cached)} in all",
+        )
         same, first_same = equal(second, self.reference), first_equal(second, self.reference)
-        text = f"{same} of {self.count} prompts equal in all {NUM_TOKENS} tokens, {first_same} in the first"
+        text = (
+            f"{same} of {self.count} prompts equal in all {NUM_TOKENS} tokens, "
+            f"{first_same} in the first"
+        )
         if codec == "lossless":
             self.check(same == self.count, text)
         else:
@@ -175,7 +183,9 @@ class Run:
         second = self.serve(self.extra(daemon, "lossless"))
         same = equal(second, self.reference)
         self.check(min(r["cached"] for r in second) > 0, "the poisoned blocks were taken")
-        self.check(same <= self.count // 4, f"{same} of {self.count} prompts equal: the comparison sees it")
+        self.check(
+            same <= self.count // 4, f"{same} of {self.count} prompts equal: the comparison sees it"
+        )
         daemon.kill()
 
     def faults(self):
@@ -202,19 +212,28 @@ class Run:
             results.append(done)
             if i < 3:
                 quiet.append(done["seconds"])
-            print(f"  prompt {i}: daemon {state}, {done['cached']} cached, {done['seconds']} s", flush=True)
+            print(
+                f"  prompt {i}: daemon {state}, {done['cached']} cached, {done['seconds']} s",
+                flush=True,
+            )
         engine.end()
         self.check(
             equal(results, self.reference) == self.count,
             f"{equal(results, self.reference)} of {self.count} prompts with the right tokens",
         )
         # A prompt computed alone, from nothing, on this machine; then what the sidecar may add.
-        alone = max(r["seconds"] for r in results if r["cached"] == 0) if any(
-            r["cached"] == 0 for r in results) else max(quiet)
+        alone = (
+            max(r["seconds"] for r in results if r["cached"] == 0)
+            if any(r["cached"] == 0 for r in results)
+            else max(quiet)
+        )
         limit = max(quiet) + LOOKUP_TIMEOUT_S + LOAD_TIMEOUT_S + SLACK_S
         longest = max(r["seconds"] for r in results)
-        self.check(longest <= limit, f"the longest took {longest} s (quiet {max(quiet)} s, computed "
-                                     f"{alone} s), limit {limit:.1f} s: quiet + deadlines + {SLACK_S} s")
+        self.check(
+            longest <= limit,
+            f"the longest took {longest} s (quiet {max(quiet)} s, computed "
+            f"{alone} s), limit {limit:.1f} s: quiet + deadlines + {SLACK_S} s",
+        )
         daemon.kill()
 
 

@@ -42,7 +42,9 @@ def main():
     parser.add_argument("model")
     parser.add_argument("prompts")
     parser.add_argument("tokens", type=int)
-    parser.add_argument("--extra", default="", help="kv_connector_extra_config, JSON; none: no connector")
+    parser.add_argument(
+        "--extra", default="", help="kv_connector_extra_config, JSON; none: no connector"
+    )
     parser.add_argument("--one-by-one", action="store_true")
     arguments = parser.parse_args()
     from vllm import LLM, SamplingParams

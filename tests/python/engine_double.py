@@ -241,14 +241,20 @@ class Engine:
             while len(in_flight) < depth and computed < len(prompt):
                 scheduled = min(len(prompt) - computed, self.options.max_chunk)
                 output = self._output(request, pages, computed, scheduled, is_new)
-                in_flight.append((computed, scheduled, self.scheduler.build_connector_meta(output, **self.more)))
+                in_flight.append(
+                    (computed, scheduled, self.scheduler.build_connector_meta(output, **self.more))
+                )
                 is_new = False
                 computed += scheduled
             start, scheduled, meta = in_flight.pop(0)
             if before_step:
                 before_step()
             said, errors = self._step(meta, pages, prompt, start, scheduled)
-            bad = [i for i, page in enumerate(pages) if page in errors and i * self.options.page_tokens < start]
+            bad = [
+                i
+                for i, page in enumerate(pages)
+                if page in errors and i * self.options.page_tokens < start
+            ]
             if bad:  # as the scheduler does it under "recompute"
                 said = None
                 computed = bad[0] * self.options.page_tokens

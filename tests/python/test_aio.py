@@ -25,7 +25,9 @@ def test_round_trip(daemon, kv):
                 assert lease.held == [True] * 4
                 got = await client.get(model, found.leading_keys, got_layers)
             assert got.num_leading == 4 and same(got_layers, kv.layers)
-            assert [block.key async for block in client.list_blocks(page_size=1)] == sorted(found.keys)
+            assert [block.key async for block in client.list_blocks(page_size=1)] == sorted(
+                found.keys
+            )
             assert (await client.stat()).num_blocks == 4
             assert await client.delete(found.keys) == 4
             with pytest.raises(ZeroDivisionError):

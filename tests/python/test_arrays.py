@@ -105,7 +105,11 @@ class Bf16Tensor:
         tensor.deleter = ctypes.cast(delete, ctypes.c_void_p).value
         self._alive = getattr(self, "_alive", []) + [(tensor, shape, delete)]
         new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        new.restype, new.argtypes = ctypes.py_object, (
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.c_void_p,
+        )
         return new(ctypes.addressof(tensor), b"dltensor", None)
 
 
@@ -128,7 +132,13 @@ def test_torch_tensors(client, kv):
 
     layers = [(tensor(k), tensor(v)) for k, v in kv.layers]
     keys = client.put(model, torch.tensor(kv.tokens.copy()), layers, codec="raw").keys
-    back = [(torch.zeros(256, 3, 64, dtype=torch.bfloat16), torch.zeros(3, 256, 64, dtype=torch.int16).transpose(0, 1)) for _ in layers]
+    back = [
+        (
+            torch.zeros(256, 3, 64, dtype=torch.bfloat16),
+            torch.zeros(3, 256, 64, dtype=torch.int16).transpose(0, 1),
+        )
+        for _ in layers
+    ]
     assert client.get(model, keys, back).num_leading == 4
     for (k, v), (want_k, want_v) in zip(back, layers):
         assert torch.equal(k.view(torch.int16), want_k.view(torch.int16))
@@ -159,7 +169,10 @@ BAD = {
     "rows with gaps": (lambda: rows(shape=(TOKENS, HEADS, 2 * DIM))[:, :, ::2], "8 bytes apart"),
     "values before tokens": (lambda: rows(shape=(DIM, HEADS, TOKENS)).T, "bytes apart"),
     "backwards": (lambda: rows()[::-1], "strides of -512"),
-    "repeated": (lambda: numpy.broadcast_to(rows(shape=(1, HEADS, DIM)), (TOKENS, HEADS, DIM)), "strides of 0"),
+    "repeated": (
+        lambda: numpy.broadcast_to(rows(shape=(1, HEADS, DIM)), (TOKENS, HEADS, DIM)),
+        "strides of 0",
+    ),
     "a list": (lambda: rows().tolist(), "list, want an array"),
     "nothing": (lambda: None, "None, want the values|NoneType"),
     "on a device": (lambda: DlpackOnly(rows(), (2, 0)), "device type 2"),
@@ -185,7 +198,9 @@ def test_destinations_must_be_writable_and_not_overlap(client, model):
     with pytest.raises(kvstow.InvalidArgumentError, match=r"layers\[0\].v: .*can be written"):
         client.get(model, keys, [(good, read_only(rows()))])
     with pytest.raises(kvstow.InvalidArgumentError, match="can be written"):
-        client.get(model, keys, [(memoryview(rows().tobytes()).cast("f", (TOKENS, HEADS, DIM)), good)])
+        client.get(
+            model, keys, [(memoryview(rows().tobytes()).cast("f", (TOKENS, HEADS, DIM)), good)]
+        )
     row = DIM * 4
     overlapping = numpy.lib.stride_tricks.as_strided(
         numpy.zeros(4 * TOKENS * DIM, "f4"), (TOKENS, HEADS, DIM), (row, row, 4)

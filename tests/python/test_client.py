@@ -168,7 +168,15 @@ def test_keys_do_not_depend_on_how_tokens_are_given(kv):
     for tokens in (kv.tokens.tolist(), tuple(kv.tokens), kv.tokens.astype("u2"), spaced):
         assert kvstow.block_keys(kv.spec, tokens) == keys
     assert kvstow.block_keys(kv.spec, kv.tokens[:63]) == []
-    for wrong in ([1, "2"], [2**31], [1.5], "text", numpy.zeros(3), numpy.zeros((2, 2), "i4"), None):
+    for wrong in (
+        [1, "2"],
+        [2**31],
+        [1.5],
+        "text",
+        numpy.zeros(3),
+        numpy.zeros((2, 2), "i4"),
+        None,
+    ):
         with pytest.raises(kvstow.InvalidArgumentError, match="tokens"):
             kvstow.block_keys(kv.spec, wrong)
 
@@ -218,7 +226,9 @@ def test_listing_and_verifying(client, kv):
     model = client.register_model(kv.spec)
     keys = client.put(model, kv.tokens, kv.layers, codec="k=tqm4,v=tq4").keys
     assert sorted(block.key for block in client.list_blocks(page_size=3)) == sorted(keys)
-    other = client.register_model(kvstow.ModelSpec.uniform("x", "y", num_layers=1, num_kv_heads=1, head_dim=64))
+    other = client.register_model(
+        kvstow.ModelSpec.uniform("x", "y", num_layers=1, num_kv_heads=1, head_dim=64)
+    )
     assert list(client.list_blocks(other)) == []
     assert client.verify().num_checked == 4 and client.verify(keys[:1]).bad_keys == []
     assert client.ping() < 5 and client.breaker_state == "closed" and client.corrupt_blocks == 0

@@ -52,9 +52,7 @@ def test_10000_small_calls_do_not_grow(client):
 
 
 def test_u11_a_restart_heals_without_a_new_client(daemon, kv):
-    client = kvstow.Client(
-        daemon.target, control_timeout=2, data_timeout=5, breaker_cool_down=0.2
-    )
+    client = kvstow.Client(daemon.target, control_timeout=2, data_timeout=5, breaker_cool_down=0.2)
     model = client.register_model(kv.spec)
     keys = client.put(model, kv.tokens, kv.layers, codec="raw").keys
     daemon.kill()
@@ -142,7 +140,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(
-    "call", ["client.get(model, keys, layers)", "client.stat()", "client.put(model, kv.tokens, kv.layers)"]
+    "call",
+    ["client.get(model, keys, layers)", "client.stat()", "client.put(model, kv.tokens, kv.layers)"],
 )
 def test_ctrl_c_ends_a_long_wait(daemon, kv, call):
     daemon.stop_all_threads()

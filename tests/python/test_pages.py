@@ -36,7 +36,11 @@ def build(layout):
     place = {
         "nominal": lambda r, p, t, h, i: (p, h, t, r * DIM + i),
         # K^T [dim, tokens], then V [tokens, dim]
-        "cpu_vec": lambda r, p, t, h, i: (p, h, i * TOKENS + t if r == 0 else (TOKENS + t) * DIM + i),
+        "cpu_vec": lambda r, p, t, h, i: (
+            p,
+            h,
+            i * TOKENS + t if r == 0 else (TOKENS + t) * DIM + i,
+        ),
         "kv_first": lambda r, p, t, h, i: (r, p, t, h, i),
         "kv_second": lambda r, p, t, h, i: (p, r, t, h, i),
     }[layout]

@@ -75,7 +75,9 @@ def test_rows_are_the_same_whatever_the_layout(engines, daemon):
     assert stored[0] != stored[1]  # yet the layout is in the name
 
 
-@pytest.mark.parametrize("page_tokens, splits, expected", [(16, 1, 64), (32, 2, 64), (128, 4, 128), (96, 1, 96)])
+@pytest.mark.parametrize(
+    "page_tokens, splits, expected", [(16, 1, 64), (32, 2, 64), (128, 4, 128), (96, 1, 96)]
+)
 def test_page_sizes_map_to_blocks(engines, page_tokens, splits, expected):
     options = dict(page_tokens=page_tokens, splits=splits, layout="cpu_vec")
     engine = engines(DoubleOptions(**options))
@@ -174,7 +176,9 @@ def test_u04_requests_differ_by_salt_adapter_and_images(engines, tmp_path):
 
     class Image:
         def __init__(self, identifier, offset):
-            self.identifier, self.mm_position = identifier, type("P", (), dict(offset=offset, length=9))
+            self.identifier, self.mm_position = identifier, type(
+                "P", (), dict(offset=offset, length=9)
+            )
 
     requests = [
         {},
@@ -350,7 +354,10 @@ def test_a_full_queue_drops_saves_and_not_the_engine(engines):
 def test_hooks_never_raise(engines):
     engine = engines(DoubleOptions())
     for half, hooks in (
-        (engine.scheduler, ["on_new_request", "get_num_new_matched_tokens", "build_connector_meta"]),
+        (
+            engine.scheduler,
+            ["on_new_request", "get_num_new_matched_tokens", "build_connector_meta"],
+        ),
         (engine.scheduler, ["update_state_after_alloc", "request_finished"]),
         (engine.worker, ["register_kv_caches", "start_load_kv", "save_kv_layer"]),
     ):
@@ -400,8 +407,15 @@ def test_recorded_order_of_hooks_is_the_doubles(daemon, engines):
     engine = Engine(Spy, daemon.target, DoubleOptions(num_layers=1))
     engine.run(PROMPT)
     engine.shutdown()
-    first = [calls.index(name) for name in (
-        "register_kv_caches", "get_num_new_matched_tokens", "start_load_kv", "save_kv_layer",
-        "wait_for_save", "request_finished",
-    )]
+    first = [
+        calls.index(name)
+        for name in (
+            "register_kv_caches",
+            "get_num_new_matched_tokens",
+            "start_load_kv",
+            "save_kv_layer",
+            "wait_for_save",
+            "request_finished",
+        )
+    ]
     assert first == sorted(first)

@@ -95,7 +95,9 @@ def engine_of(spec=None, groups=None, dtype="torch.bfloat16", **changes):
 
 
 def plan_of(extra=None, **changes):
-    return make_plan(*engine_of(**changes), ConnectorConfig.of({"page_layout": "nominal", **(extra or {})}))
+    return make_plan(
+        *engine_of(**changes), ConnectorConfig.of({"page_layout": "nominal", **(extra or {})})
+    )
 
 
 def test_layers_are_in_order_and_sizes_fit():
@@ -103,12 +105,19 @@ def test_layers_are_in_order_and_sizes_fit():
     assert [shape.name for shape in plan.layers] == [
         f"model.layers.{i}.self_attn.attn" for i in range(12)
     ]
-    assert sorted(["l.10.a", "l.9.a", "l.1.b", "l.1.a"], key=_order) == ["l.1.a", "l.1.b", "l.9.a", "l.10.a"]
+    assert sorted(["l.10.a", "l.9.a", "l.1.b", "l.1.a"], key=_order) == [
+        "l.1.a",
+        "l.1.b",
+        "l.9.a",
+        "l.10.a",
+    ]
     spec = plan.ranks[0].spec
     assert (spec.kv_dtype, spec.tokens_per_block, len(spec.groups)) == ("bf16", 64, 1)
     assert spec.weights == "hub:org/m@abc" and spec.rope.startswith("config-sha256:")
     for page_tokens, block in ((16, 64), (32, 64), (48, 96), (64, 64), (128, 128), (1024, 1024)):
-        spec = FullAttentionSpec(block_size=page_tokens, num_kv_heads=4, head_size=64, dtype="torch.float16")
+        spec = FullAttentionSpec(
+            block_size=page_tokens, num_kv_heads=4, head_size=64, dtype="torch.float16"
+        )
         assert plan_of(spec=spec).tokens_per_block == block
     assert plan_of({"tokens_per_block": 256}).pages_per_block == 8
 
@@ -131,19 +140,34 @@ def test_windows_are_served_where_all_pages_are_kept():
     uniform = SimpleNamespace(
         kv_cache_specs={
             "model.layers.0.attn": FullAttentionSpec(
-                block_size=32, num_kv_heads=4, head_size=64, dtype="torch.bfloat16", sliding_window=512
+                block_size=32,
+                num_kv_heads=4,
+                head_size=64,
+                dtype="torch.bfloat16",
+                sliding_window=512,
             ),
             "model.layers.1.attn": FullAttentionSpec(
-                block_size=32, num_kv_heads=2, head_size=128, dtype="torch.bfloat16", sliding_window=None
+                block_size=32,
+                num_kv_heads=2,
+                head_size=128,
+                dtype="torch.bfloat16",
+                sliding_window=None,
             ),
         }
     )
-    plan = plan_of(groups=[SimpleNamespace(layer_names=list(uniform.kv_cache_specs), kv_cache_spec=uniform)])
-    assert [(s.kind, s.heads, s.k_dim) for s in plan.layers] == [("sliding", 4, 64), ("full", 2, 128)]
+    plan = plan_of(
+        groups=[SimpleNamespace(layer_names=list(uniform.kv_cache_specs), kv_cache_spec=uniform)]
+    )
+    assert [(s.kind, s.heads, s.k_dim) for s in plan.layers] == [
+        ("sliding", 4, 64),
+        ("full", 2, 128),
+    ]
 
 
 def test_latents():
-    spec = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=576, dtype="torch.bfloat16", head_size_v=0)
+    spec = MLAAttentionSpec(
+        block_size=64, num_kv_heads=1, head_size=576, dtype="torch.bfloat16", head_size_v=0
+    )
     plan = plan_of({"page_layout": "latent"}, spec=spec)
     assert plan.ranks[0].layer_shapes[0] == (1, 576, 0)
     assert plan.ranks[0].spec.groups[0].kind == "mla"
@@ -158,7 +182,10 @@ REFUSED = {
     "chunked": (dict(spec=ChunkedLocalAttentionSpec()), "pages outside the chunk"),
     "scales elsewhere": (dict(cache={"cache_dtype": "int8_per_token_head"}), "int8_per_token_head"),
     "packed": (dict(cache={"cache_dtype": "fp8_ds_mla"}), "fp8_ds_mla"),
-    "scales of the day": (dict(cache={"cache_dtype": "fp8", "calculate_kv_scales": True}), "calculate_kv_scales"),
+    "scales of the day": (
+        dict(cache={"cache_dtype": "fp8", "calculate_kv_scales": True}),
+        "calculate_kv_scales",
+    ),
     "pipeline": (dict(parallel={"pipeline_parallel_size": 2}), "pipeline_parallel_size is 2"),
     "context": (dict(parallel={"decode_context_parallel_size": 2}), "decode context parallel"),
     "revision": (dict(model={"revision": None}), "the revision of 'org/m' is not known"),
@@ -202,7 +229,9 @@ def test_weights_are_known_by_their_bytes(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(Refusal, match="no weight files"):
         identity(tmp_path / "empty")
-    hub = SimpleNamespace(model="org/m", revision="main", hf_config=SimpleNamespace(_commit_hash="c0"))
+    hub = SimpleNamespace(
+        model="org/m", revision="main", hf_config=SimpleNamespace(_commit_hash="c0")
+    )
     assert weights_identity(hub) == "hub:org/m@c0"
 
 

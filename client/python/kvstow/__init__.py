@@ -1,6 +1,7 @@
 """kvstow: the KV-cache store of language models, from Python.
 
-    spec = kvstow.ModelSpec.uniform("my-model", "sha256:...", num_layers=30, num_kv_heads=3, head_dim=64)
+    spec = kvstow.ModelSpec.uniform(
+        "my-model", "sha256:...", num_layers=30, num_kv_heads=3, head_dim=64)
     with kvstow.Client("unix:/run/kvstow.sock") as client:
         model = client.register_model(spec)
         client.put(model, tokens, [(k, v) for k, v in layers], codec="safe")

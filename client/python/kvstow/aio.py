@@ -51,7 +51,9 @@ class Client:
     max_threads: how many calls may run at once; further ones wait for their turn.
     """
 
-    def __init__(self, target: str = "unix:/tmp/kvstow.sock", *, max_threads: int = 8, **options: Any):
+    def __init__(
+        self, target: str = "unix:/tmp/kvstow.sock", *, max_threads: int = 8, **options: Any
+    ):
         self._client = _SyncClient(target, **options)
         self._threads = _Threads(max_threads)
 
@@ -71,7 +73,9 @@ class Client:
     async def get_model(self, fingerprint: bytes) -> Model:
         return await self._threads.run(self._client.get_model, fingerprint)
 
-    def block_keys(self, model: Union[Model, ModelSpec], tokens: Any, **context: Any) -> List[bytes]:
+    def block_keys(
+        self, model: Union[Model, ModelSpec], tokens: Any, **context: Any
+    ) -> List[bytes]:
         return block_keys(model, tokens, **context)
 
     async def lookup(self, model_or_keys: Any, tokens: Any = None, **context: Any) -> LookupResult:
@@ -95,7 +99,9 @@ class Client:
         *,
         first_token: int = 0,
     ) -> GetResult:
-        return await self._threads.run(self._client.get, model, keys, layers, first_token=first_token)
+        return await self._threads.run(
+            self._client.get, model, keys, layers, first_token=first_token
+        )
 
     async def delete(self, keys: Union[Key, Sequence[Key]]) -> int:
         return await self._threads.run(self._client.delete, keys)
@@ -110,7 +116,9 @@ class Client:
     async def stat(self) -> Stat:
         return await self._threads.run(self._client.stat)
 
-    async def list_blocks(self, model: Optional[Model] = None, *, page_size: int = 1000) -> AsyncIterator[BlockInfo]:
+    async def list_blocks(
+        self, model: Optional[Model] = None, *, page_size: int = 1000
+    ) -> AsyncIterator[BlockInfo]:
         blocks = self._client.list_blocks(model, page_size=page_size)
         end = object()
         while (block := await self._threads.run(next, blocks, end)) is not end:

@@ -138,7 +138,9 @@ class Client:
 
     # --- blocks ---
 
-    def block_keys(self, model: Union[Model, ModelSpec], tokens: Any, **context: Any) -> List[bytes]:
+    def block_keys(
+        self, model: Union[Model, ModelSpec], tokens: Any, **context: Any
+    ) -> List[bytes]:
         """kvstow.block_keys."""
         return block_keys(model, tokens, **context)
 
@@ -171,7 +173,9 @@ class Client:
         raw["keys"] = unpack_keys(raw["keys"])
         return LookupResult(**raw)
 
-    def put(self, model: Model, tokens: Any, layers: Sequence[LayerArrays], **options: Any) -> PutResult:
+    def put(
+        self, model: Model, tokens: Any, layers: Sequence[LayerArrays], **options: Any
+    ) -> PutResult:
         """Stores the full blocks of a prompt.
 
         tokens: int [tokens].
@@ -185,7 +189,9 @@ class Client:
         first_block: leave earlier blocks alone; row 0 of the arrays is then the first token of this
             block.
         """
-        return PutResult._from(self._native.put(model._native, _put_request(tokens, layers, options)))
+        return PutResult._from(
+            self._native.put(model._native, _put_request(tokens, layers, options))
+        )
 
     def put_session(self, model: Model, tokens: Any, **options: Any) -> "PutSession":
         """The same layer by layer, while later layers are still computed; options as of put.
@@ -224,8 +230,8 @@ class Client:
     def lease(self, keys: Union[Key, Sequence[Key]], ttl: float = 30.0) -> "Lease":
         """Pins what is present of the keys for at most `ttl` seconds.
 
-            with client.lease(keys) as lease:
-                client.get(model, keys, layers)
+        with client.lease(keys) as lease:
+            client.get(model, keys, layers)
         """
         lease_id, held, granted = self._native.acquire(pack_keys(keys), float(ttl))
         return Lease(self, lease_id, held, granted)
@@ -241,7 +247,9 @@ class Client:
         raw["tiers"] = {name: TierStat(**tier) for name, tier in raw["tiers"].items()}
         return Stat(**raw)
 
-    def list_blocks(self, model: Optional[Model] = None, *, page_size: int = 1000) -> Iterator[BlockInfo]:
+    def list_blocks(
+        self, model: Optional[Model] = None, *, page_size: int = 1000
+    ) -> Iterator[BlockInfo]:
         """All blocks, or those of one model, ascending by key; asks for a page at a time."""
         token = ""
         while True:
@@ -351,4 +359,3 @@ class Lease:
         except Error:
             # An expired lease, or a service that is gone, is not what the block was about.
             pass
-

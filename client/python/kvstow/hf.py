@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .client import Client
 from .errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -81,7 +81,7 @@ class CacheStore:
             raise InvalidArgumentError("give a model, or config, weights and dtype")
         self._client = client
         self._codec = codec
-        self._context = {"tenant": tenant, "lora_digest": lora_digest}
+        self._context: Dict[str, Any] = {"tenant": tenant, "lora_digest": lora_digest}
         self._model = Model(_spec_of(config, weights, dtype, tokens_per_block))
         self._is_registered = False
 
@@ -114,8 +114,8 @@ class CacheStore:
             return None
 
     def load(self, input_ids: Any, cache: Any = None, *, device: Any = None) -> Tuple[Any, int]:
-        """A DynamicCache with the longest stored prefix of the prompt, but for its last token, which
-        the model has to see; and how many tokens that is. `cache`, if given, is empty and filled."""
+        """A DynamicCache with the longest stored prefix of the prompt, and how many tokens that is.
+        The last token is left to the model. `cache`, if given, is empty and is filled."""
         import torch
 
         if cache is None:
@@ -163,9 +163,11 @@ def _tokens(input_ids: Any) -> Any:
 
 
 def _rows(part: Any) -> Any:
-    """[1, heads, tokens, dim] as rows [tokens, heads, dim], on the host; no copy where it is there."""
+    """[1, heads, tokens, dim] as rows [tokens, heads, dim], on the host."""
     if part.dim() != 4 or part.shape[0] != 1:
-        raise InvalidArgumentError(f"cache: layers of shape {list(part.shape)}, want [1, heads, tokens, dim]")
+        raise InvalidArgumentError(
+            f"cache: layers of shape {list(part.shape)}, want [1, heads, tokens, dim]"
+        )
     return part.detach()[0].cpu().transpose(0, 1)
 
 

@@ -50,7 +50,8 @@ class ConnectorConfig:
                 )
         config = ConnectorConfig(**(extra or {}))
         for name, field in known.items():
-            value, want = getattr(config, name), type(field.default)
+            value: Any = getattr(config, name)
+            want = type(field.default)
             if isinstance(value, int) and not isinstance(value, bool) and want is float:
                 value = float(value)
                 object.__setattr__(config, name, value)
@@ -58,7 +59,7 @@ class ConnectorConfig:
                 raise ValueError(
                     f"kv_connector_extra_config: {name} is {value!r}, want {want.__name__}"
                 )
-            if want in (int, float) and (value < 0 or value != value):
+            if want in (int, float) and not float(value) >= 0:
                 raise ValueError(f"kv_connector_extra_config: {name} is {value}, want 0 or more")
         for name in ("lookup_timeout", "load_timeout", "save_timeout"):
             if not 0 < getattr(config, name) < 3600:

@@ -64,8 +64,8 @@ def init_base(connector: Any, arguments: Dict[str, Any]) -> None:
 
 
 def cpu_kernel(vllm_config: Any, dtype: Any, block_size: int, head_size: int) -> Optional[str]:
-    """Name of the attention kernel that vLLM's CPU backend picks for such pages ("vec", "amx", ...),
-    None where it cannot be told."""
+    """Name of the attention kernel that vLLM's CPU backend picks for such pages, "vec" or "amx"
+    or another; None where it cannot be told."""
     try:
         from vllm.v1.attention.backends import cpu_attn
 

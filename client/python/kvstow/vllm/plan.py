@@ -95,8 +95,8 @@ def make_plan(vllm_config: Any, kv_cache_config: Any, config: ConnectorConfig) -
     can_load = bool(getattr(transfer, "is_kv_consumer", True))
     if can_load and getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
         engine.logger.warning(
-            "kvstow: nothing is loaded, since kv_load_failure_policy is %r and a lost sidecar would "
-            'fail requests: set "kv_load_failure_policy": "recompute"',
+            "kvstow: nothing is loaded, since kv_load_failure_policy is %r and a lost sidecar "
+            'would fail requests: set "kv_load_failure_policy": "recompute"',
             transfer.kv_load_failure_policy,
         )
         can_load = False
@@ -127,9 +127,7 @@ def make_plan(vllm_config: Any, kv_cache_config: Any, config: ConnectorConfig) -
     )
 
 
-def _layers_of(
-    vllm_config: Any, kv_cache_config: Any
-) -> Tuple[List[LayerShape], str, Any, int]:
+def _layers_of(vllm_config: Any, kv_cache_config: Any) -> Tuple[List[LayerShape], str, Any, int]:
     """Layers in order, our dtype, the engine's, tokens of a page."""
     groups = [
         group
@@ -308,9 +306,7 @@ def weights_identity(model_config: Any) -> str:
 def folder_digest(folder: str) -> str:
     """SHA-256 over the weight files of a folder, whole. Read once for a folder as it is."""
     files = sorted(
-        os.path.join(folder, name)
-        for name in os.listdir(folder)
-        if name.endswith(_WEIGHT_SUFFIXES)
+        os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_WEIGHT_SUFFIXES)
     )
     if not files:
         raise Refusal(f"{folder}: no weight files to take the digest of; set weights")
@@ -340,7 +336,7 @@ def adapter_digest(lora_request: Optional[Any]) -> bytes:
     )
     try:
         files = sorted(
-            os.path.join(folder, name)
+            os.path.join(str(folder), name)
             for name in os.listdir(folder)
             if name.endswith(_WEIGHT_SUFFIXES) or name == "adapter_config.json"
         )

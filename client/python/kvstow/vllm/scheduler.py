@@ -73,7 +73,9 @@ def context_of(request: Any, namespace: str) -> KeyContext:
         place = getattr(feature, "mm_position", None)
         where = (getattr(place, "offset", ""), getattr(place, "length", ""))
         digests.append(hashlib.sha256(f"{where}:{name}".encode()).digest())
-    return KeyContext(tenant, adapter_digest(getattr(request, "lora_request", None)), tuple(digests))
+    return KeyContext(
+        tenant, adapter_digest(getattr(request, "lora_request", None)), tuple(digests)
+    )
 
 
 class SchedulerHalf:
@@ -110,9 +112,7 @@ class SchedulerHalf:
         if not state.is_served:
             return 0, False
         now = time.monotonic()
-        if state.lookup is None or (
-            state.lookup.done() and now - state.asked_at > ANSWER_LIFE_S
-        ):
+        if state.lookup is None or (state.lookup.done() and now - state.asked_at > ANSWER_LIFE_S):
             self._ask(state)
         assert state.lookup is not None
         if not state.lookup.done():
@@ -207,8 +207,8 @@ class SchedulerHalf:
             state.num_external = 0
         if not self._plan.can_save:
             return
-        # Tokens that the engine computes again, after a failed load or a preemption, are saved again
-        # where they are not stored.
+        # Tokens that the engine computes again, after a failed load or a preemption, are saved
+        # again where they are not stored.
         if computed < state.done_tokens:
             state.next_block = min(state.next_block, computed // size)
         state.done_tokens = computed + scheduled
@@ -245,10 +245,16 @@ class SchedulerHalf:
             )
         found = self._client.lookup(keys).locations
         num_blocks = len(keys) // len(self._plan.ranks)
-        shards = [found[i * num_blocks : (i + 1) * num_blocks] for i in range(len(self._plan.ranks))]
+        shards = [
+            found[i * num_blocks : (i + 1) * num_blocks] for i in range(len(self._plan.ranks))
+        ]
         # The slowest tier of a block's shards; absent where any is.
         locations = bytes(
-            0 if 0 in column else (DRAM if all(c & DRAM for c in column) else min(column) & ~DRAM or 2)
+            (
+                0
+                if 0 in column
+                else (DRAM if all(c & DRAM for c in column) else min(column) & ~DRAM or 2)
+            )
             for column in zip(*shards)
         )
         leading = next((i for i, there in enumerate(locations) if not there), num_blocks)

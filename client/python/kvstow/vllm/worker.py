@@ -257,7 +257,8 @@ class WorkerHalf:
 
     def _is_sound(self, order: SaveOrder) -> bool:
         """Whether what the pass computes rests on pages that hold what the engine believes they
-        hold. A failed load makes nonsense of the rest of its prompt until that is computed again."""
+        hold. A failed load makes nonsense of the rest of its prompt until that is computed again.
+        """
         num_before = -(-order.computed_from // self._plan.page_tokens)
         if self._bad_pages.intersection(order.pages[:num_before]):
             return False
