@@ -59,7 +59,7 @@ class ConnectorConfig:
                 raise ValueError(
                     f"kv_connector_extra_config: {name} is {value!r}, want {want.__name__}"
                 )
-            if want in (int, float) and not float(value) >= 0:
+            if want in (int, float) and not getattr(config, name) >= 0:
                 raise ValueError(f"kv_connector_extra_config: {name} is {value}, want 0 or more")
         for name in ("lookup_timeout", "load_timeout", "save_timeout"):
             if not 0 < getattr(config, name) < 3600:
