@@ -54,6 +54,9 @@ class DoubleOptions:
     splits: int = 1  # pages of the tensor per page of the scheduler
     max_chunk: int = 1 << 30  # tokens of one step
     async_scheduling: bool = False
+    late_start: bool = (
+        True  # start_load_kv comes after the pass where nothing is loaded, as in 0.32
+    )
     kv_cache_spec: Any = None
     groups: Any = None
     vllm: Dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -297,13 +300,17 @@ class Engine:
         self.steps += 1
         worker = self.worker
         worker.bind_connector_metadata(meta)
-        worker.start_load_kv(SimpleNamespace(attn_metadata={}), **self.more)
+        is_late = self.options.late_start and not meta.loads
+        if not is_late:
+            worker.start_load_kv(SimpleNamespace(attn_metadata={}), **self.more)
         new_rows = kv_of(prompt[: start + scheduled], self.options) if scheduled else []
         for i, (name, cache) in enumerate(self.caches.items()):
             worker.wait_for_layer_load(name, **self.more)
             if scheduled:
                 self._write_layer(cache, pages, new_rows[i], start, start + scheduled)
             worker.save_kv_layer(name, cache, SimpleNamespace(), **self.more)
+        if is_late:
+            worker.start_load_kv(SimpleNamespace(attn_metadata={}), **self.more)
         worker.wait_for_save(**self.more)
         finished = worker.get_finished(set(), **self.more)
         assert finished == (None, None)

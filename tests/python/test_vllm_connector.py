@@ -100,6 +100,23 @@ def test_chunked_prefill_saves_each_block_once(engines, chunk, async_scheduling)
     assert second.run(PROMPT) == second.expected(PROMPT) and second.last_external == 256
 
 
+@pytest.mark.parametrize("late_start", [False, True])
+def test_layers_are_copied_within_their_hooks(engines, late_start):
+    engine = engines(DoubleOptions(late_start=late_start))
+    half, copied = engine.worker._half, []
+    put_layer, end_step = half.saver.put_layer, half.end_step
+
+    def spy(job, layer_idx, *rest):
+        copied.append(layer_idx)
+        put_layer(job, layer_idx, *rest)
+
+    half.saver.put_layer = spy
+    half.end_step = lambda: (copied.append("end"), end_step())
+    engine.run(PROMPT)
+    assert copied[:4] == [0, 1, 2, "end"]
+    assert flush(engine)["saved"] == 4
+
+
 def test_pages_of_the_engines_own_cache_are_not_written(engines):
     first = engines(DoubleOptions(layout="cpu_vec"))
     first.run(PROMPT)
@@ -404,7 +421,7 @@ def test_recorded_order_of_hooks_is_the_doubles(daemon, engines):
                 calls.append(name)
             return value
 
-    engine = Engine(Spy, daemon.target, DoubleOptions(num_layers=1))
+    engine = Engine(Spy, daemon.target, DoubleOptions(num_layers=1, late_start=False))
     engine.run(PROMPT)
     engine.shutdown()
     first = [

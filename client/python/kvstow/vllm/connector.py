@@ -98,22 +98,23 @@ class KvstowConnector(engine.KVConnectorBase_V1):
 
     @_serving(_nothing)
     def start_load_kv(self, forward_context: Any = None, *_: Any, **__: Any) -> None:
-        orders = self._orders()
-        if orders is not None:
-            self._half.start_step(orders)
+        self._begin_step()
 
     @_serving(_nothing)
     def wait_for_layer_load(self, layer_name: str, *_: Any, **__: Any) -> None:
+        self._begin_step()
         self._half.wait_for_loads()
 
     @_serving(_nothing)
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any = None, *_: Any, **__: Any
     ) -> None:
+        self._begin_step()
         self._half.save_layer(layer_name, kv_layer)
 
     @_serving(_nothing)
     def wait_for_save(self, *_: Any, **__: Any) -> None:
+        self._begin_step()
         self._half.end_step()
 
     @_serving(lambda: (None, None))
@@ -168,9 +169,10 @@ class KvstowConnector(engine.KVConnectorBase_V1):
 
     # --- within ---
 
-    def _orders(self) -> Optional[StepOrders]:
+    def _begin_step(self) -> None:
         orders = getattr(self, "_connector_metadata", None)
-        return orders if isinstance(orders, StepOrders) else None
+        if isinstance(orders, StepOrders):
+            self._half.begin_step(orders)
 
 
 def _rank_of(vllm_config: Any) -> int:

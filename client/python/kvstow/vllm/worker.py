@@ -74,6 +74,7 @@ class WorkerHalf:
         self._layers: Dict[str, LayerPages] = {}
         self.reason = "no pages are registered yet"  # why nothing is loaded or saved; "" when it is
         self._orders = StepOrders()
+        self._begun = self._orders
         self._loads: List[Tuple[LoadJob, "Future[None]"]] = []
         self._errors: Set[int] = set()  # to report
         self._bad_pages: Set[int] = set()  # they do not hold what the engine believes they hold
@@ -97,8 +98,11 @@ class WorkerHalf:
         self._layers = layers
         self.reason = ""
 
-    def start_step(self, orders: StepOrders) -> None:
-        self._orders = orders
+    def begin_step(self, orders: StepOrders) -> None:
+        """Called by whichever hook of the step comes first: minors differ in which that is."""
+        if orders is self._begun:
+            return
+        self._begun = self._orders = orders
         self._jobs = None
         self._seen_layers = set()
         if self.reason:
