@@ -28,13 +28,15 @@ NUM_TOKENS = 32
 LOAD_TIMEOUT_S = 3.0
 LOOKUP_TIMEOUT_S = 0.5
 SLACK_S = 2.0
+EXIT_LIMIT_S = 120
 
 
 class Engine:
     """A vllm_engine.py process."""
 
     def __init__(self, model, prompts, log, extra=None, one_by_one=False):
-        command = [sys.executable, str(FOLDER / "vllm_engine.py"), model, prompts, str(NUM_TOKENS)]
+        command = [sys.executable, "-X", "faulthandler", str(FOLDER / "vllm_engine.py")]
+        command += [model, prompts, str(NUM_TOKENS)]
         if extra is not None:
             command += ["--extra", json.dumps(extra)]
         if one_by_one:
@@ -67,7 +69,12 @@ class Engine:
 
     def end(self):
         self.process.stdin.close()
-        self.process.wait(60)
+        try:
+            self.process.wait(EXIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # its threads' stacks go to the log
+            self.process.wait(30)
+            raise RuntimeError(f"an engine did not end; see {self.log}")
 
 
 class Checks:
@@ -96,6 +103,7 @@ class Run:
         with open(self.prompts) as file:
             self.count = sum(1 for _ in file)
         self.num_engines = 0
+        self.daemons = []
 
     def engine(self, **options):
         self.num_engines += 1
@@ -112,7 +120,8 @@ class Run:
 
     def daemon(self):
         folder = tempfile.mkdtemp(dir=self.work)
-        return Daemon(folder, dram="2GiB").start()
+        self.daemons.append(Daemon(folder, dram="2GiB"))
+        return self.daemons[-1].start()
 
     def extra(self, daemon, codec):
         return {
@@ -225,6 +234,23 @@ class Run:
             f"from nothing, the two deadlines, {SLACK_S} s",
         )
 
+    def all(self, only):
+        self.reference_run()
+        if set(only) & {"lossless", "poisoned", "faults"}:
+            daemon = self.daemon()
+            self.fill(daemon, "lossless")
+            if "lossless" in only:
+                self.two_engines(daemon, "lossless")
+            if "poisoned" in only:
+                self.poisoned(daemon)
+            if "faults" in only:
+                self.faults(daemon)
+            daemon.kill()
+        if "safe" in only:
+            daemon = self.daemon()
+            self.fill(daemon, "safe")
+            self.two_engines(daemon, "safe")
+
 
 def main():
     parser = argparse.ArgumentParser()
@@ -232,25 +258,13 @@ def main():
     parser.add_argument("prompts")
     parser.add_argument("--only", default="lossless,poisoned,faults,safe")
     arguments = parser.parse_args()
-    only = arguments.only.split(",")
     run = Run(arguments)
     start = time.monotonic()
-    run.reference_run()
-    if set(only) & {"lossless", "poisoned", "faults"}:
-        daemon = run.daemon()
-        run.fill(daemon, "lossless")
-        if "lossless" in only:
-            run.two_engines(daemon, "lossless")
-        if "poisoned" in only:
-            run.poisoned(daemon)
-        if "faults" in only:
-            run.faults(daemon)
-        daemon.kill()
-    if "safe" in only:
-        daemon = run.daemon()
-        run.fill(daemon, "safe")
-        run.two_engines(daemon, "safe")
-        daemon.kill()
+    try:
+        run.all(arguments.only.split(","))
+    finally:
+        for daemon in run.daemons:
+            daemon.kill()
     print(f"{time.monotonic() - start:.0f} s; logs of the engines: {run.work}", flush=True)
     print(f"{run.check.passed} passed, {run.check.failed} failed", flush=True)
     if run.check.failed == 0:

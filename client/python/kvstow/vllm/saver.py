@@ -87,7 +87,7 @@ class Saver:
         """Waits until all that was handed over is stored or given up."""
         done = threading.Event()
         self._work.put(done.set)
-        return done.wait(timeout)
+        return self._thread.is_alive() and done.wait(timeout)
 
     def shutdown(self, timeout: float) -> None:
         self.flush(timeout)
