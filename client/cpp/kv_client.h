@@ -82,6 +82,7 @@ struct PutRequest {
   absl::Span<const int32_t> tokens;    // of the whole prompt
   absl::Span<const LayerRows> layers;  // one per layer
   CodecChoice codec;
+  int32_t first_block = 0;  // earlier blocks are left alone and their rows are not read
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;  // return when the blocks would survive kill -9
   // For Put: called on the calling thread after each batch of blocks. May be empty.
@@ -139,7 +140,8 @@ class KvClient {
                                        absl::Span<const int32_t> tokens);
 
   // Stores the full blocks of a prompt.
-  //   kInvalidArgument  fewer tokens than one block, wrong number of layers; nothing was sent
+  //   kInvalidArgument  fewer tokens than one block, wrong number of layers, no block left after
+  //                     `first_block`; nothing was sent
   absl::StatusOr<PutSummary> Put(const Model& model, const PutRequest& request);
 
   // The same layer by layer: upload layer l while layer l + 1 is computed. `request.layers` may be

@@ -1,6 +1,7 @@
 // Put: whole prompts, in batches that each are reserved, sent and sealed; and PutSession: the same
 // layer by layer over one batch.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,11 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
     return absl::InvalidArgumentError(absl::StrCat(
         "tokens: ", num_tokens, " tokens, want at least one block of ", tokens_per_block));
   }
+  const int64_t last_block = static_cast<int64_t>(num_tokens) / tokens_per_block - 1;
+  if (request.first_block < 0 || request.first_block > last_block) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first_block: ", request.first_block, ", want 0 to ", last_block, ", the last full block"));
+  }
   KVSTOW_RETURN_IF_ERROR(CheckNumTokens(static_cast<int64_t>(num_tokens), "tokens"));
   KVSTOW_RETURN_IF_ERROR(CheckKeyContext(request.context));
   KeyContext context = request.context;
@@ -51,6 +57,13 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
                  .codec = request.codec,
                  .compress_at = request.compress_at,
                  .durable = request.durable};
+}
+
+// The blocks of a request, of `num_blocks` in the prompt.
+std::vector<int32_t> BlockIdxs(const PutRequest& request, size_t num_blocks) {
+  std::vector<int32_t> block_idxs(num_blocks - request.first_block);
+  std::iota(block_idxs.begin(), block_idxs.end(), request.first_block);
+  return block_idxs;
 }
 
 PutSummary NewSummary(const PutPlan& plan, size_t num_tokens) {
@@ -102,8 +115,7 @@ absl::StatusOr<PutSummary> KvClient::Put(const Model& model, const PutRequest& r
   const absl::Time deadline = connection.clock().Now() + connection.options().data_timeout;
   PutSummary summary = NewSummary(plan, request.tokens.size());
 
-  std::vector<int32_t> waiting(plan.keys.size());
-  for (size_t i = 0; i < waiting.size(); ++i) waiting[i] = static_cast<int32_t>(i);
+  std::vector<int32_t> waiting = BlockIdxs(request, plan.keys.size());
   const size_t batch_blocks = static_cast<size_t>(
       std::clamp<int64_t>(kBatchBytes / model.layout->block_bytes(), 1, kMaxBlocksPerReserve));
   while (!waiting.empty()) {
@@ -164,9 +176,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> KvClient::StartPut(const Model& mode
   auto state = std::make_unique<PutSession::State>(std::move(plan));
   state->summary = NewSummary(state->plan, request.tokens.size());
   state->has_layer.resize(model.layout->num_layers());
-  std::vector<int32_t> block_idxs(state->plan.keys.size());
-  for (size_t i = 0; i < block_idxs.size(); ++i) block_idxs[i] = static_cast<int32_t>(i);
-  KVSTOW_RETURN_IF_ERROR(state->batch.Reserve(block_idxs, state->Deadline()));
+  KVSTOW_RETURN_IF_ERROR(
+      state->batch.Reserve(BlockIdxs(request, state->plan.keys.size()), state->Deadline()));
   return std::unique_ptr<PutSession>(new PutSession(std::move(state)));
 }
 

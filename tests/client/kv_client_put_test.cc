@@ -333,6 +333,31 @@ TEST_F(KvClientTest, ASessionStoresWhatPutStores) {
   }
 }
 
+TEST_F(KvClientTest, EarlierBlocksAreLeftAlone) {
+  PutRequest request = Request();
+  request.first_block = 2;
+  const PutSummary put = *client_->Put(model_, request);
+  EXPECT_EQ(put.keys.size(), 3u);
+  EXPECT_EQ(put.num_stored, 1);
+  request.first_block = 1;
+  const std::unique_ptr<PutSession> session = *client_->StartPut(model_, request);
+  for (int32_t l = 0; l < 3; ++l) {
+    ASSERT_TRUE(session->PutLayer(l, source_->layers[l]).ok());
+  }
+  const PutSummary second = *session->Finish();
+  EXPECT_EQ(second.num_stored, 1);
+  EXPECT_EQ(second.num_existing, 1);
+  const GetSummary got = *client_->Get(model_, put.keys, target_->layers);
+  EXPECT_TRUE(absl::IsNotFound(got.blocks[0]));
+  ExpectBlock(1);
+  ExpectBlock(2);
+  for (const int32_t wrong : {-1, 3}) {
+    request.first_block = wrong;
+    EXPECT_TRUE(absl::IsInvalidArgument(client_->Put(model_, request).status())) << wrong;
+    EXPECT_TRUE(absl::IsInvalidArgument(client_->StartPut(model_, request).status())) << wrong;
+  }
+}
+
 TEST_F(KvClientTest, ASessionWithoutAllLayersDoesNotSeal) {
   auto session = *client_->StartPut(model_, Request());
   ASSERT_TRUE(session->PutLayer(0, source_->layers[0]).ok());

@@ -113,6 +113,8 @@ const std::vector<Door>& Doors() {
       {"libcurl", std::regex("^curl/"), std::regex("^storage/s3_tier\\.cc$"), "storage/s3_tier.cc"},
       {"nlohmann-json", std::regex("^nlohmann/"), std::regex("^(client|tests)/"),
        "client/ and tests/"},
+      {"pybind11", std::regex("^pybind11/|^Python\\.h$"), std::regex("^client/python/src/"),
+       "client/python/src/"},
       {"GoogleTest", std::regex("^(gtest|gmock)/"), std::regex("^tests/"), "tests/"},
       {"Google Benchmark", std::regex("^benchmark/"), std::regex("^tests/bench/"), "tests/bench/"},
   };

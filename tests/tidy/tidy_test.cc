@@ -143,6 +143,8 @@ TEST(TidyRules, EachHeavyLibraryHasOneDoor) {
   EXPECT_THAT(findings("storage/tier.h", "rados/librados.h"), ElementsAre("door"));
   EXPECT_THAT(findings("storage/tier.h", "curl/curl.h"), ElementsAre("door"));
   EXPECT_THAT(findings("client/cli/main.cc", "gtest/gtest.h"), ElementsAre("door"));
+  EXPECT_THAT(findings("client/cpp/kv_client.cc", "pybind11/pybind11.h"), ElementsAre("door"));
+  EXPECT_THAT(findings("client/python/src/module.cc", "pybind11/pybind11.h"), IsEmpty());
 }
 
 TEST(TidyRules, LinesFilesAndHeadersAreBounded) {
