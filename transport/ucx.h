@@ -7,6 +7,8 @@
 // Each window, and each transport, has one thread that drives UCX; it sleeps while nothing moves.
 // Link-time halves: ucx_*.cc where UCX was found, ucx_none.cc otherwise.
 //
+// UCX has no authentication: for networks that are trusted, see README.md.
+//
 // A worker that hangs raises no error in UCX. The deadline of a transfer therefore ends the channel
 // with it: the endpoint is closed by force, which releases the local memory, and a new window is
 // needed. Whoever set UCX_* variables keeps them; README.md lists those that we set otherwise.

@@ -12,8 +12,8 @@
 namespace kvstow {
 namespace {
 
-constexpr absl::Duration kFarewell = absl::Milliseconds(500);
-constexpr absl::Duration kReleasePatience = absl::Seconds(1);
+constexpr absl::Duration kFarewell = absl::Milliseconds(300);
+constexpr absl::Duration kReleasePatience = absl::Milliseconds(700);
 // Ids of the operations on the control block, which no transfer has: those count up from 1.
 constexpr TransferId kControlId = ~TransferId{0};
 

@@ -61,14 +61,18 @@ absl::StatusOr<ucp_config_t*> ReadConfig(const UcxNetwork& network) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<UcxEngine>> UcxEngine::Start(const UcxNetwork& network) {
+absl::StatusOr<std::shared_ptr<UcxEngine>> UcxEngine::Open(const UcxNetwork& network) {
   std::shared_ptr<UcxEngine> engine(new UcxEngine);
-  KVSTOW_RETURN_IF_ERROR(engine->Open(network));
-  engine->thread_ = std::thread([raw = engine.get()] { raw->Run(); });
+  KVSTOW_RETURN_IF_ERROR(engine->Initialize(network));
   return engine;
 }
 
-absl::Status UcxEngine::Open(const UcxNetwork& network) {
+void UcxEngine::Start() {
+  KVSTOW_CHECK(!thread_.joinable());
+  thread_ = std::thread([this] { Run(); });
+}
+
+absl::Status UcxEngine::Initialize(const UcxNetwork& network) {
   KVSTOW_ASSIGN_OR_RETURN(ucp_config_t * config, ReadConfig(network));
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -2,7 +2,8 @@
 // worker. The thread spins for some microseconds after traffic, then sleeps until UCX's or our
 // descriptor wakes it.
 //
-//   KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<UcxEngine> engine, UcxEngine::Start({}));
+//   KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<UcxEngine> engine, UcxEngine::Open({}));
+//   engine->Start();
 //   engine->Do([link] { link->Cancel(7); });
 #pragma once
 
@@ -31,7 +32,9 @@ namespace kvstow {
 class UcxEngine {
  public:
   // kUnavailable says what UCX could not do.
-  static absl::StatusOr<std::shared_ptr<UcxEngine>> Start(const UcxNetwork& network);
+  static absl::StatusOr<std::shared_ptr<UcxEngine>> Open(const UcxNetwork& network);
+  // Starts the thread. Memory is registered before: UCX's context is not for several threads.
+  void Start();
   // Not on the engine's own thread.
   ~UcxEngine();
   // Ends every link, waits a second at most for UCX to give back their requests, ends the thread
@@ -50,7 +53,7 @@ class UcxEngine {
 
  private:
   UcxEngine() = default;
-  absl::Status Open(const UcxNetwork& network);
+  absl::Status Initialize(const UcxNetwork& network);
   void Run();
   bool RunCommands();
   absl::Time TickLinks(absl::Time now);

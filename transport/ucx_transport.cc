@@ -64,7 +64,8 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const UcxTransportOp
     return absl::InvalidArgumentError(
         absl::StrCat("channels_max of UCX is ", options.channels_max, ", at least 1"));
   }
-  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<UcxEngine> engine, UcxEngine::Start(options.network));
+  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<UcxEngine> engine, UcxEngine::Open(options.network));
+  engine->Start();
   return std::make_unique<UcxTransport>(std::move(engine), options.channels_max);
 }
 

@@ -30,6 +30,7 @@ class UcxWindow final : public Window {
   }
 
   absl::Status Register();
+  void Serve() { engine_->Start(); }
 
   PathKind path() const override { return PathKind::kUcx; }
   absl::Span<std::byte> memory() override { return mapping_->memory().subspan(kUcxControlBytes); }
@@ -90,13 +91,14 @@ absl::StatusOr<std::unique_ptr<Window>> OpenUcxWindow(const UcxWindowOptions& op
     return absl::InvalidArgumentError(absl::StrCat("a window of ", options.bytes, " bytes; 1 to ",
                                                    kMaxWindowBytes, " are allowed"));
   }
-  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<UcxEngine> engine, UcxEngine::Start(options.network));
+  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<UcxEngine> engine, UcxEngine::Open(options.network));
   const int64_t all_bytes = options.bytes + kUcxControlBytes;
   KVSTOW_ASSIGN_OR_RETURN(const OwnedFd fd, CreateWindowFd(all_bytes));
   KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<ShmMapping> mapping,
                           ShmMapping::MapOwn(fd.get(), all_bytes));
   auto window = std::make_unique<UcxWindow>(std::move(mapping), std::move(engine));
   KVSTOW_RETURN_IF_ERROR(window->Register());
+  window->Serve();
   return window;
 }
 

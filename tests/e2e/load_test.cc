@@ -1,9 +1,7 @@
 // Many clients, dead services, memory over time: what shows only under load.
 #include <atomic>
 #include <csignal>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -20,19 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 
 class Load : public RunningDaemon {};
-
-// A stop signal reaches the threads of a process one after the other.
-bool AllThreadsAreStopped(pid_t pid) {
-  for (const auto& task :
-       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"))) {
-    std::ifstream file(task.path() / "stat");
-    const std::string stat((std::istreambuf_iterator<char>(file)),
-                           std::istreambuf_iterator<char>());
-    const size_t name_end = stat.rfind(')');
-    if (name_end == std::string::npos || stat.substr(name_end, 3) != ") T") return false;
-  }
-  return true;
-}
 
 // --- U01 ---
 

@@ -8,7 +8,10 @@
 #include <array>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
 #include "kernels/core/clock.h"
 
@@ -125,6 +128,18 @@ bool Eventually(const std::function<bool()>& holds, absl::Duration timeout) {
     if (clock.Now() > deadline) return false;
     MutexLock lock(&mutex);
     never.WaitFor(&mutex, absl::Milliseconds(20));
+  }
+  return true;
+}
+
+bool AllThreadsAreStopped(pid_t pid) {
+  for (const auto& task :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"))) {
+    std::ifstream file(task.path() / "stat");
+    const std::string stat((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || stat.substr(name_end, 3) != ") T") return false;
   }
   return true;
 }

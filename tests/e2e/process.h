@@ -72,6 +72,9 @@ CommandResult RunCommand(const std::vector<std::string>& argv,
 // on its own time: there is no event to wait for.
 bool Eventually(const std::function<bool()>& holds, absl::Duration timeout);
 
+// A stop signal reaches the threads of a process one after the other.
+bool AllThreadsAreStopped(pid_t pid);
+
 // A fresh folder under the system's temporary folder, removed with all it holds.
 class TempFolder {
  public:

@@ -437,7 +437,7 @@ TYPED_TEST(TransportContract, AStoppedPeerHoldsNobodyPastTheDeadline) {
   ASSERT_NE(this->channel_, nullptr);
   std::vector<std::byte> local(kWindowBytes);
   ASSERT_TRUE(this->Move({.local = absl::MakeSpan(local), .timeout = kPatience}).ok());
-  peer.Signal(SIGSTOP);
+  ASSERT_TRUE(peer.Stop());
   const RealClock clock;
   const absl::Time start = clock.Now();
   const absl::Status status =

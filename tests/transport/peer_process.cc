@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 
 #include "absl/strings/escaping.h"
@@ -56,6 +57,11 @@ PeerProcess::PeerProcess(std::vector<std::string> args) {
   if (child_->WaitForOutput("ticket end\n", kPatience)) {
     ticket_ = absl::HexStringToBytes(Between(child_->output(), "ticket begin "));
   }
+}
+
+bool PeerProcess::Stop() {
+  Signal(SIGSTOP);
+  return Eventually([this] { return AllThreadsAreStopped(child_->pid()); }, kPatience);
 }
 
 std::string PeerProcess::Ask(const std::string& command) {

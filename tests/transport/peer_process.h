@@ -31,6 +31,8 @@ class PeerProcess {
   // The answer, or "" when none came within 30 s.
   std::string Ask(const std::string& command);
   void Signal(int signal_number) { child_->Signal(signal_number); }
+  // SIGSTOP, and waits until it has reached every thread.
+  bool Stop();
   // Collects the exit status, after which the process is gone altogether.
   void Reap() { child_->WaitForExit(absl::Seconds(30)); }
   std::string output() const { return child_->output(); }

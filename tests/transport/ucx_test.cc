@@ -161,7 +161,7 @@ TEST_F(UcxTest, TheTicketOfADeadWorkerIsUnavailable) {
 TEST_F(UcxTest, AttachToAStoppedWorkerEndsAtItsDeadline) {
   PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
   ASSERT_NE(peer.ticket(), "") << peer.output();
-  peer.Signal(SIGSTOP);
+  ASSERT_TRUE(peer.Stop());
   const absl::Status status = AttachStatus(peer.ticket(), absl::Milliseconds(200));
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   peer.Signal(SIGCONT);
@@ -172,7 +172,7 @@ TEST_F(UcxTest, ALateTransferEndsItsChannelAndTheOthersSayWhy) {
   ASSERT_NE(peer.ticket(), "") << peer.output();
   const auto channel = transport_->Attach(peer.ticket(), kPatience);
   ASSERT_TRUE(channel.ok()) << channel.status();
-  peer.Signal(SIGSTOP);
+  ASSERT_TRUE(peer.Stop());
   std::vector<std::vector<std::byte>> locals(4, std::vector<std::byte>(kBytes));
   std::vector<TransferId> ids;
   for (size_t i = 0; i < locals.size(); ++i) {
