@@ -1,6 +1,7 @@
 // Answer: runs a unary call's work on the thread it belongs on, and ends the call with its status.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <algorithm>

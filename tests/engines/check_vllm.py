@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,9 @@ EXIT_LIMIT_S = 120
 class Engine:
     """A vllm_engine.py process."""
 
-    def __init__(self, model, prompts, log, extra=None, one_by_one=False):
+    def __init__(self, model, prompts, log, extra=None, one_by_one=False, num_tokens=NUM_TOKENS):
         command = [sys.executable, "-X", "faulthandler", str(FOLDER / "vllm_engine.py")]
-        command += [model, prompts, str(NUM_TOKENS)]
+        command += [model, prompts, str(num_tokens)]
         if extra is not None:
             command += ["--extra", json.dumps(extra)]
         if one_by_one:
@@ -118,9 +119,9 @@ class Run:
         engine.end()
         return results
 
-    def daemon(self):
+    def daemon(self, *flags):
         folder = tempfile.mkdtemp(dir=self.work)
-        self.daemons.append(Daemon(folder, dram="2GiB"))
+        self.daemons.append(Daemon(folder, *flags, dram="2GiB"))
         return self.daemons[-1].start()
 
     def extra(self, daemon, codec):
@@ -171,6 +172,66 @@ class Run:
         )
         wanted = self.count if codec == "lossless" else 0
         self.check(same >= wanted and first_same >= 29 * self.count // 32, text)
+
+    def two_sidecars(self, daemon, codec):
+        """The second engine beside a sidecar of its own, which asks the first one's."""
+        print(f"two engines, a sidecar beside each, codec {codec}", flush=True)
+        other = self.daemon(f"--peers.list={daemon.target}")
+        second = self.take(self.extra(other, codec))
+        same = equal(second, self.reference)
+        self.check(
+            same == self.count, f"{same} of {self.count} prompts equal in all {NUM_TOKENS} tokens"
+        )
+        with kvstow.Client(other.target) as client:
+            fetched = client.stat().counters["peer_fetched"]
+        self.check(fetched > 0, f"{fetched} blocks came from the other sidecar")
+        other.kill()
+
+    def demo(self, codec):
+        """Time to the first token on the decode side, computed and handed over."""
+
+        def serve_one_by_one(extra=None):
+            engine = self.engine(extra=extra, one_by_one=True, num_tokens=1)
+            engine.event("ready")
+            results = []
+            for _ in range(self.count):
+                engine.next_prompt()
+                results.append(engine.event("done"))
+            engine.end()
+            return results
+
+        def median_ms(results):
+            return 1000 * statistics.median(r["seconds"] for r in results)
+
+        print("decode engine alone: every prompt is computed", flush=True)
+        alone = serve_one_by_one()
+        print("prefill engine, beside its sidecar", flush=True)
+        prefill_side = self.daemon()
+        serve_one_by_one(self.extra(prefill_side, codec))
+        with kvstow.Client(prefill_side.target) as client:
+            stored = client.stat()
+        print("decode engine, beside its own sidecar, which asks the other", flush=True)
+        decode_side = self.daemon(f"--peers.list={prefill_side.target}")
+        handed = serve_one_by_one(self.extra(decode_side, codec))
+        with kvstow.Client(decode_side.target) as client:
+            counters = client.stat().counters
+        wire = sum(codec["record_bytes"] for codec in stored.codecs.values())
+        logical = sum(codec["logical_bytes"] for codec in stored.codecs.values())
+        path = "shared memory" if counters["get_channel_bytes"] > 0 else "gRPC"
+        same = first_equal(handed, alone)
+        print(f"""
+  prompts                         {self.count}, {sum(len(r["prompt_tokens"]) for r in alone)} tokens
+  taken from the prefill side     {sum(r["cached"] for r in handed)} tokens
+  time to first token, computed   {median_ms(alone):.0f} ms (median)
+  time to first token, handed     {median_ms(handed):.0f} ms
+  codec                           {codec}
+  KV                              {logical / 1e6:.1f} MB, {wire / 1e6:.1f} MB between the sidecars (gRPC)
+  decode engine to its sidecar    {path}, {counters["get_channel_bytes"] / 1e6:.1f} MB
+  blocks that the peer sent       {counters["peer_fetched"]}
+""")
+        self.check(min(r["cached"] for r in handed) > 0, "some of every prompt came from the store")
+        wanted = self.count if codec == "lossless" else 29 * self.count // 32
+        self.check(same >= wanted, f"{same} of {self.count} first tokens as computed")
 
     def poisoned(self, daemon):
         print("negative control: zeros under the right keys", flush=True)
@@ -236,11 +297,13 @@ class Run:
 
     def all(self, only):
         self.reference_run()
-        if set(only) & {"lossless", "poisoned", "faults"}:
+        if set(only) & {"lossless", "sidecars", "poisoned", "faults"}:
             daemon = self.daemon()
             self.fill(daemon, "lossless")
             if "lossless" in only:
                 self.two_engines(daemon, "lossless")
+            if "sidecars" in only:
+                self.two_sidecars(daemon, "lossless")
             if "poisoned" in only:
                 self.poisoned(daemon)
             if "faults" in only:
@@ -256,12 +319,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("prompts")
-    parser.add_argument("--only", default="lossless,poisoned,faults,safe")
+    parser.add_argument("--only", default="lossless,sidecars,poisoned,faults,safe")
+    parser.add_argument("--demo", metavar="CODEC", help="times of a hand-over instead of checks")
     arguments = parser.parse_args()
     run = Run(arguments)
     start = time.monotonic()
     try:
-        run.all(arguments.only.split(","))
+        if arguments.demo:
+            run.demo(arguments.demo)
+        else:
+            run.all(arguments.only.split(","))
     finally:
         for daemon in run.daemons:
             daemon.kill()

@@ -3,7 +3,8 @@
 # time; not part of tests/run.sh.
 #
 #   tests/engines/run.sh                     everything
-#   tests/engines/run.sh --only lossless     of lossless, safe, poisoned, faults
+#   tests/engines/run.sh --only lossless     of lossless, sidecars, safe, poisoned, faults
+#   tests/engines/run.sh --demo safe         times of a hand-over (deploy/demo_disaggregated.sh)
 #   KVSTOW_ENGINES_DIR=DIR                   where the environment and the model are kept
 #   KVSTOW_BUILD_DIR=DIR                     the build under test (build/dev)
 #
