@@ -18,19 +18,19 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
-// Dims are multiples of 8.
-using D32 = hn::CappedTag<int32_t, 8>;
+// Dims are multiples of 16.
+using D32 = hn::CappedTag<int32_t, 16>;
 using DF = hn::RebindToFloat<D32>;
 using V32 = hn::Vec<D32>;
 using VF = hn::Vec<DF>;
 constexpr int kLanes = hn::MaxLanes(D32());
 
-int64_t SumOfLanes(V32 v) {
-  HWY_ALIGN int32_t lanes[kLanes];
-  hn::Store(v, D32(), lanes);
-  int64_t sum = 0;
-  for (int k = 0; k < kLanes; ++k) sum += lanes[k];
-  return sum;
+// Of lanes whose sum may need more than 32 bits: in two halves, 16 lanes at most.
+HWY_INLINE int64_t SumOfLanes(V32 v) {
+  const D32 d;
+  const int64_t low = hn::GetLane(hn::SumOfLanes(d, hn::And(v, hn::Set(d, 0xffff))));
+  const int64_t high = hn::GetLane(hn::SumOfLanes(d, hn::ShiftRight<16>(v)));
+  return low + high * (1 << 16);
 }
 
 // Sums of |y| * level, |y| < 2^31, level < 2^7, over at most 1024 values: in two halves of |y|, so
@@ -63,13 +63,17 @@ int64_t SumOfSquaresImpl(const int16_t* q, int dim) {
   return sum;
 }
 
-// Codes of one row, one a byte, for the table's thresholds times `rms`.
+// Codes of one row, one a byte, for ascending thresholds.
 template <int kMagnitudes>
 OlmSums QuantizeRow(const TqTable& table, const float* threshold, const int32_t* y, int dim,
                     uint8_t* index) {
   const D32 d;
   const DF df;
   const hn::Rebind<uint8_t, D32> d8;
+  const hn::Repartition<uint8_t, D32> d_bytes;
+  HWY_ALIGN uint8_t level_bytes[16] = {};
+  for (int k = 0; k < kMagnitudes; ++k) level_bytes[k] = static_cast<uint8_t>(table.level[k]);
+  const auto levels = hn::LoadDup128(d_bytes, level_bytes);
   WideSum yw{hn::Zero(d), hn::Zero(d)};
   V32 ww = hn::Zero(d);
   for (int j = 0; j < dim; j += kLanes) {
@@ -77,12 +81,15 @@ OlmSums QuantizeRow(const TqTable& table, const float* threshold, const int32_t*
     const V32 magnitude_of_y = hn::Abs(v);
     const VF as_float = hn::ConvertTo(df, magnitude_of_y);
     V32 magnitude = hn::Zero(d);
-    V32 level = hn::Set(d, table.level[0]);
+    HWY_UNROLL(8)
     for (int k = 0; k + 1 < kMagnitudes; ++k) {
       const auto reached = hn::RebindMask(d, hn::Ge(as_float, hn::Set(df, threshold[k])));
-      magnitude = hn::Sub(magnitude, hn::VecFromMask(d, reached));
-      level = hn::IfThenElse(reached, hn::Set(d, table.level[k + 1]), level);
+      magnitude = hn::IfThenElse(reached, hn::Set(d, k + 1), magnitude);
     }
+    // Bytes with the top bit set look up 0: only the low byte of each lane becomes a level.
+    const auto at =
+        hn::BitCast(d_bytes, hn::Or(magnitude, hn::Set(d, static_cast<int32_t>(0x80808000u))));
+    const V32 level = hn::BitCast(d, hn::TableLookupBytesOr0(levels, at));
     yw.Add(magnitude_of_y, level);
     ww = hn::Add(ww, hn::Mul(level, level));
     const V32 code = hn::Add(hn::Xor(magnitude, hn::ShiftRight<31>(v)), hn::Set(d, kMagnitudes));
@@ -91,36 +98,55 @@ OlmSums QuantizeRow(const TqTable& table, const float* threshold, const int32_t*
   return {.yw = yw.Total(), .ww = SumOfLanes(ww)};
 }
 
-// The sums of osu2 for one threshold: |w| is 3 from it on, else 1.
-OlmSums SumsOfStep(float threshold, const int32_t* y, int dim, int64_t sum_of_y) {
+// Lanes that hold up to 32 bits without a sign.
+int64_t SumOfUnsignedLanes(V32 v) {
   const D32 d;
-  const DF df;
-  WideSum beyond{hn::Zero(d), hn::Zero(d)};
-  V32 count = hn::Zero(d);
-  for (int j = 0; j < dim; j += kLanes) {
-    const V32 magnitude_of_y = hn::Abs(hn::LoadU(d, y + j));
-    const auto reached = hn::VecFromMask(
-        d, hn::RebindMask(d, hn::Ge(hn::ConvertTo(df, magnitude_of_y), hn::Set(df, threshold))));
-    beyond.Add(magnitude_of_y, hn::And(reached, hn::Set(d, 2)));
-    count = hn::Sub(count, reached);
-  }
-  return {.yw = sum_of_y + beyond.Total(), .ww = dim + 8 * SumOfLanes(count)};
+  const hn::RebindToUnsigned<D32> du;
+  const V32 high = hn::BitCast(d, hn::ShiftRight<16>(hn::BitCast(du, v)));
+  const int64_t low = hn::GetLane(hn::SumOfLanes(d, hn::And(v, hn::Set(d, 0xffff))));
+  return low + int64_t{hn::GetLane(hn::SumOfLanes(d, high))} * (1 << 16);
 }
+
+// So many values of a row add up to less than 2^32 in each of four lanes or more: |y| is at most
+// 2^25 sqrt(dim) long.
+constexpr int ValuesPerSum(int dim) { return dim <= 192 ? 192 : 32; }
 
 float BestStep(const int32_t* y, int dim, float rms) {
   const D32 d;
-  WideSum all{hn::Zero(d), hn::Zero(d)};
-  for (int j = 0; j < dim; j += kLanes) {
-    all.Add(hn::Abs(hn::LoadU(d, y + j)), hn::Set(d, 1));
+  const DF df;
+  float threshold[8];
+  int64_t beyond[8] = {};
+  int64_t count[8] = {};
+  int64_t all = 0;
+  for (int k = 0; k < 8; ++k) threshold[k] = kOsuSteps[k] * rms;
+  for (int first = 0; first < dim; first += ValuesPerSum(dim)) {
+    const int end = std::min(dim, first + ValuesPerSum(dim));
+    V32 sum[8];
+    V32 sum_of_all = hn::Zero(d);
+    HWY_UNROLL(8)
+    for (int k = 0; k < 8; ++k) sum[k] = hn::Zero(d);
+    for (int j = first; j < end; j += kLanes) {
+      const V32 magnitude_of_y = hn::Abs(hn::LoadU(d, y + j));
+      const VF as_float = hn::ConvertTo(df, magnitude_of_y);
+      sum_of_all = hn::Add(sum_of_all, magnitude_of_y);
+      HWY_UNROLL(8)
+      for (int k = 0; k < 8; ++k) {
+        const auto reached = hn::RebindMask(d, hn::Ge(as_float, hn::Set(df, threshold[k])));
+        sum[k] = hn::Add(sum[k], hn::IfThenElseZero(reached, magnitude_of_y));
+        count[k] += static_cast<int64_t>(hn::CountTrue(d, reached));
+      }
+    }
+    for (int k = 0; k < 8; ++k) beyond[k] += SumOfUnsignedLanes(sum[k]);
+    all += SumOfUnsignedLanes(sum_of_all);
   }
-  const int64_t sum_of_y = all.Total();
   double best_score = -1;
   float best = 0;
-  for (const float step : kOsuSteps) {
-    const double score = OsuScore(SumsOfStep(step * rms, y, dim, sum_of_y));
+  for (int k = 0; k < 8; ++k) {
+    // |w| is 3 from the threshold on, else 1.
+    const double score = OsuScore({.yw = all + 2 * beyond[k], .ww = dim + 8 * count[k]});
     if (score <= best_score) continue;
     best_score = score;
-    best = step * rms;
+    best = threshold[k];
   }
   return best;
 }
@@ -143,7 +169,23 @@ OlmSums QuantizeImpl(int bits, const int32_t* y, int dim, int64_t sum_qq, uint8_
   return sums;
 }
 
+// The levels of one row's codes.
+void LevelsImpl(const uint8_t* level_of_index, const uint8_t* index, int dim, int16_t* w) {
+  const hn::CappedTag<int8_t, 16> d8;
+  const hn::RebindToUnsigned<decltype(d8)> du8;
+  const hn::Half<decltype(d8)> half;
+  const hn::Rebind<int16_t, decltype(half)> d16;
+  const auto table = hn::BitCast(d8, hn::LoadU(du8, level_of_index));
+  for (int j = 0; j < dim; j += 16) {
+    const auto at = hn::BitCast(d8, hn::LoadU(du8, index + j));
+    const auto level = hn::TableLookupBytes(table, at);
+    hn::StoreU(hn::PromoteTo(d16, hn::LowerHalf(half, level)), d16, w + j);
+    hn::StoreU(hn::PromoteTo(d16, hn::UpperHalf(half, level)), d16, w + j + 8);
+  }
+}
+
 #else
+void LevelsImpl(const uint8_t*, const uint8_t*, int, int16_t*) {}
 int64_t SumOfSquaresImpl(const int16_t*, int) { return 0; }
 OlmSums QuantizeImpl(int, const int32_t*, int, int64_t, uint8_t*) { return {}; }
 #endif
@@ -158,6 +200,7 @@ namespace kvstow {
 
 HWY_EXPORT(SumOfSquaresImpl);
 HWY_EXPORT(QuantizeImpl);
+HWY_EXPORT(LevelsImpl);
 
 EncodeResult EncodeOlmHighway(const OlmFormat& format, const std::byte* rows, std::byte* plane) {
   const PlaneShape& shape = format.shape;
@@ -176,8 +219,8 @@ EncodeResult EncodeOlmHighway(const OlmFormat& format, const std::byte* rows, st
       uint16_t scale = 0;
       if (!batch.range(r).is_zero) {
         const int64_t sum_qq = HWY_DYNAMIC_DISPATCH(SumOfSquaresImpl)(batch.q(r), dim);
-        const OlmSums sums = HWY_DYNAMIC_DISPATCH(QuantizeImpl)(format.bits, batch.y(r),
-                                                                dim, sum_qq, index.data());
+        const OlmSums sums =
+            HWY_DYNAMIC_DISPATCH(QuantizeImpl)(format.bits, batch.y(r), dim, sum_qq, index.data());
         scale = OlmScale(format, sums, batch.range(r).exponent);
       }
       if (scale == kF16Infinity) return EncodeResult::kKeepRaw;
@@ -198,10 +241,10 @@ void DecodeOlmHighway(const OlmFormat& format, const std::byte* plane, std::byte
   const TqTable& table = OlmTableOf(format.bits);
   const TqLayout layout = format.layout();
   const int64_t row_bytes = DTypeBytes(shape.dtype, dim);
-  int16_t level_of_index[16] = {};
+  uint8_t level_of_index[16] = {};
   for (int i = 0; i < table.num_magnitudes; ++i) {
-    level_of_index[table.num_magnitudes + i] = table.level[i];
-    level_of_index[table.num_magnitudes - 1 - i] = static_cast<int16_t>(-table.level[i]);
+    level_of_index[table.num_magnitudes + i] = static_cast<uint8_t>(table.level[i]);
+    level_of_index[table.num_magnitudes - 1 - i] = static_cast<uint8_t>(-table.level[i]);
   }
   std::vector<int16_t> w(kRotatedRows * dim);
   std::vector<int32_t> v(kRotatedRows * dim);
@@ -210,9 +253,12 @@ void DecodeOlmHighway(const OlmFormat& format, const std::byte* plane, std::byte
     const int64_t count = std::min<int64_t>(kRotatedRows, shape.num_tokens - first);
     for (int64_t r = 0; r < count; ++r) {
       const std::byte* codes = plane + layout.codes_at + (first + r) * layout.row_code_bytes;
+      if (LoadU16(plane + 2 * (first + r)) == 0) {
+        std::fill_n(w.data() + r * dim, dim, int16_t{0});
+        continue;
+      }
       SpreadCodeRow(format.bits, dim, codes, index.data());
-      const bool is_zero = LoadU16(plane + 2 * (first + r)) == 0;
-      for (int j = 0; j < dim; ++j) w[r * dim + j] = is_zero ? 0 : level_of_index[index[j]];
+      HWY_DYNAMIC_DISPATCH(LevelsImpl)(level_of_index, index.data(), dim, w.data() + r * dim);
     }
     RotateRows(shape.rotation->inverse_pairs(), dim, w.data(), v.data());
     for (int64_t r = 0; r < count; ++r) {

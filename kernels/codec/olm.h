@@ -40,8 +40,8 @@ constexpr const TqTable& OlmTableOf(int bits) { return bits == 2 ? kOsuTable : T
 constexpr int OlmScaleLog2(int bits) { return Rotation::kLog2One + OlmTableOf(bits).scale_log2; }
 
 inline bool OlmAccepts(const PlaneShape& shape) {
-  return IsFloatDType(shape.dtype) && shape.num_tokens >= 1 && shape.rotation != nullptr &&
-         shape.rotation->dim() == shape.dim;
+  return IsFloatDType(shape.dtype) && shape.num_tokens >= 1 && shape.dim % 16 == 0 &&
+         shape.rotation != nullptr && shape.rotation->dim() == shape.dim;
 }
 
 inline OlmFormat OlmFormatOf(int bits, const PlaneShape& shape) {

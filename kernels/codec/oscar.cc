@@ -18,27 +18,68 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
-// Dims are multiples of 8.
-using D32 = hn::CappedTag<int32_t, 8>;
+// Dims are multiples of 16.
+using D32 = hn::CappedTag<int32_t, 16>;
 using DF = hn::RebindToFloat<D32>;
 using V32 = hn::Vec<D32>;
 constexpr int kLanes = hn::MaxLanes(D32());
 
-// The value with `rank` smaller or equal ones before it among the |y|, bit by bit: the largest
-// bound with at most `rank` values below it.
+// The value with `rank` smaller or equal ones before it, and how many are smaller. Bit by bit: the
+// largest bound with at most `rank` values below it.
+struct Ranked {
+  int value;
+  int num_below;
+};
+
+Ranked RankedValue(const int16_t* values, int dim, int rank, int lowest, int num_bits) {
+  const hn::CappedTag<int16_t, 16> d;
+  Ranked found{lowest, 0};
+  for (int bit = 1 << (num_bits - 1); bit != 0; bit >>= 1) {
+    const auto candidate = hn::Set(d, static_cast<int16_t>(found.value + bit));
+    size_t num_below = 0;
+    for (int j = 0; j < dim; j += static_cast<int>(hn::Lanes(d))) {
+      num_below += hn::CountTrue(d, hn::Lt(hn::LoadU(d, values + j), candidate));
+    }
+    if (num_below <= static_cast<size_t>(rank)) {
+      found = {found.value + bit, static_cast<int>(num_below)};
+    }
+  }
+  return found;
+}
+
+// The same of |y|, in two halves of 16 bits: first their high halves, then the low halves of those
+// that share the one found.
 int32_t RankedMagnitude(const int32_t* y, int dim, int rank, int32_t max) {
   const D32 d;
-  int32_t bound = 0;
-  for (int32_t bit = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(max))); bit != 0;
-       bit >>= 1) {
-    const V32 candidate = hn::Set(d, bound | bit);
-    size_t num_below = 0;
-    for (int j = 0; j < dim; j += kLanes) {
-      num_below += hn::CountTrue(d, hn::Lt(hn::Abs(hn::LoadU(d, y + j)), candidate));
-    }
-    if (num_below <= static_cast<size_t>(rank)) bound |= bit;
+  const hn::Rebind<int16_t, D32> d16;
+  int16_t high[Rotation::kMaxDim];
+  int16_t low[Rotation::kMaxDim];
+  for (int j = 0; j < dim; j += kLanes) {
+    const V32 magnitude = hn::Abs(hn::LoadU(d, y + j));
+    hn::StoreU(hn::DemoteTo(d16, hn::ShiftRight<16>(magnitude)), d16, high + j);
   }
-  return bound;
+  const int num_bits = std::bit_width(static_cast<uint32_t>(max) >> 16);
+  Ranked found{0, 0};
+  if (num_bits > 0) found = RankedValue(high, dim, rank, 0, num_bits);
+  // Most often no other value shares that half.
+  const hn::CappedTag<int16_t, 16> d_half;
+  size_t num_equal = 0;
+  int32_t last_equal = 0;
+  for (int j = 0; j < dim; j += static_cast<int>(hn::Lanes(d_half))) {
+    const auto equal =
+        hn::Eq(hn::LoadU(d_half, high + j), hn::Set(d_half, static_cast<int16_t>(found.value)));
+    const intptr_t at = hn::FindFirstTrue(d_half, equal);
+    if (at >= 0) last_equal = std::abs(y[j + at]);
+    num_equal += hn::CountTrue(d_half, equal);
+  }
+  if (num_equal == 1) return last_equal;
+  for (int j = 0; j < dim; j += kLanes) {
+    const V32 magnitude = hn::Abs(hn::LoadU(d, y + j));
+    const V32 rest = hn::Sub(magnitude, hn::Set(d, found.value << 16));
+    const V32 half = hn::Sub(rest, hn::Set(d, 32768));  // below: below all; above: above all
+    hn::StoreU(hn::DemoteTo(d16, half), d16, low + j);
+  }
+  return (found.value << 16) + 32768 + RankedValue(low, dim, rank, -32768, 16).value;
 }
 
 OscarRange RangeImpl(const int32_t* y, int dim, int rank, int exponent) {

@@ -50,21 +50,28 @@ HWY_INLINE void RotateColumns(D d, const Job& job, int first) {
   using V32 = hn::Vec<D>;
   const int num_lanes = static_cast<int>(hn::Lanes(d));
   V32 sum[kRotatedRows][kVectors];
+  HWY_UNROLL(8)
   for (int r = 0; r < kRotatedRows; ++r) {
+    HWY_UNROLL(2)
     for (int k = 0; k < kVectors; ++k) sum[r][k] = hn::Zero(d);
   }
   for (int p = 0; p < job.dim / 2; ++p) {
     const int16_t* factors = job.pairs + 2 * (static_cast<int64_t>(p) * job.dim + first);
     hn::Vec<decltype(d16)> factor[kVectors];
+    HWY_UNROLL(2)
     for (int k = 0; k < kVectors; ++k) factor[k] = hn::LoadU(d16, factors + 2 * k * num_lanes);
+    HWY_UNROLL(8)
     for (int r = 0; r < kRotatedRows; ++r) {
       int32_t pair;
       std::memcpy(&pair, job.in + r * job.dim + 2 * p, sizeof(pair));
       const auto input = hn::BitCast(d16, hn::Set(d, pair));
+      HWY_UNROLL(2)
       for (int k = 0; k < kVectors; ++k) sum[r][k] = MulAddPairs(d, factor[k], input, sum[r][k]);
     }
   }
+  HWY_UNROLL(8)
   for (int r = 0; r < kRotatedRows; ++r) {
+    HWY_UNROLL(2)
     for (int k = 0; k < kVectors; ++k) {
       hn::StoreU(sum[r][k], d, job.out + r * job.dim + first + k * num_lanes);
     }

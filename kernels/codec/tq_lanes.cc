@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hwy/aligned_allocator.h"
+#include "kernels/codec/code_bits.h"
 #include "kernels/codec/tq_simd.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,6 +24,10 @@ using D32 = hn::ScalableTag<int32_t>;
 using DF = hn::ScalableTag<float>;
 using V32 = hn::Vec<D32>;
 constexpr size_t kLanes = hn::MaxLanes(D32());
+
+// Eight values of a row, or one value of eight rows.
+using D8x16 = hn::FixedTag<int16_t, 8>;
+using V8x16 = hn::Vec<D8x16>;
 
 // Butterflies over the low, Sylvester part of the index: the same for H and H^T.
 void SylvesterLanes(int32_t* y, int dim, int sylvester) {
@@ -98,14 +103,100 @@ struct RowSums {
   int32_t ww[kLanes] = {};
 };
 
+// The sign of each value of a row: all bits of minus ones.
+std::vector<int16_t> SignMasks(const TqFormat& format) {
+  std::vector<int16_t> masks(format.dim);
+  for (int first = 0; first < format.dim; first += 64) {
+    const uint64_t minus = SplitMix64At(42 + static_cast<uint64_t>(format.role), first / 64);
+    for (int i = first; i < std::min(format.dim, first + 64); ++i) {
+      masks[i] = ((minus >> (i - first)) & 1) != 0 ? int16_t{-1} : int16_t{0};
+    }
+  }
+  return masks;
+}
+
+int64_t SumOfSquares(const int16_t* q, int dim) {
+  const hn::CappedTag<int32_t, 8> d;
+  const hn::Rebind<int16_t, decltype(d)> d16;
+  constexpr int kStep = hn::MaxLanes(d);
+  HWY_ALIGN int32_t lanes[kStep];
+  int64_t sum = 0;
+  for (int i = 0; i < dim;) {
+    auto part = hn::Zero(d);
+    const int end = std::min(dim, i + 256 * kStep);  // 2^8 * 2^22: below 2^31
+    for (; i < end; i += kStep) {
+      const auto v = hn::PromoteTo(d, hn::LoadU(d16, q + i));
+      part = hn::Add(part, hn::Mul(v, v));
+    }
+    hn::Store(part, d, lanes);
+    for (int k = 0; k < kStep; ++k) sum += lanes[k];
+  }
+  return sum;
+}
+
+// Eight vectors of eight: rows become columns.
+HWY_INLINE void TransposeEight(V8x16* v) {
+  const D8x16 d16;
+  const hn::Repartition<int32_t, D8x16> d32;
+  const hn::Repartition<int64_t, D8x16> d64;
+  V8x16 t[8];
+  HWY_UNROLL(4)
+  for (int k = 0; k < 4; ++k) {
+    t[2 * k] = hn::InterleaveLower(d16, v[2 * k], v[2 * k + 1]);
+    t[2 * k + 1] = hn::InterleaveUpper(d16, v[2 * k], v[2 * k + 1]);
+  }
+  HWY_UNROLL(4)
+  for (int k = 0; k < 4; ++k) {
+    const int i = k / 2 * 4 + k % 2;  // 0, 1, 4, 5
+    const auto a = hn::BitCast(d32, t[i]);
+    const auto b = hn::BitCast(d32, t[i + 2]);
+    v[2 * k] = hn::BitCast(d16, hn::InterleaveLower(d32, a, b));
+    v[2 * k + 1] = hn::BitCast(d16, hn::InterleaveUpper(d32, a, b));
+  }
+  HWY_UNROLL(4)
+  for (int k = 0; k < 4; ++k) {
+    const auto a = hn::BitCast(d64, v[k]);
+    const auto b = hn::BitCast(d64, v[k + 4]);
+    t[2 * k] = hn::BitCast(d16, hn::InterleaveLower(d64, a, b));
+    t[2 * k + 1] = hn::BitCast(d16, hn::InterleaveUpper(d64, a, b));
+  }
+  HWY_UNROLL(8)
+  for (int k = 0; k < 8; ++k) v[k] = t[k];
+}
+
+// As many of eight 16-bit numbers as `d` has lanes.
+template <class D>
+HWY_INLINE hn::Vec<D> PromoteFirst(D d, V8x16 v) {
+  if constexpr (hn::MaxLanes(D()) >= 8) {
+    return hn::PromoteTo(d, v);
+  } else {
+    return hn::PromoteTo(d, hn::LowerHalf(hn::Half<D8x16>(), v));
+  }
+}
+
+// Values i .. i + 7 of eight rows, one vector a row, to the lanes from `row` on.
+HWY_INLINE void StoreInLanes(V8x16* rows, int32_t* y, int i, size_t row) {
+  const hn::CappedTag<int32_t, 8> d;
+  TransposeEight(rows);
+  HWY_UNROLL(8)
+  for (int k = 0; k < 8; ++k) {
+    hn::StoreU(PromoteFirst(d, rows[k]), d, y + (i + k) * kLanes + row);
+  }
+}
+
 void LoadInts(const TqFormat& format, absl::Span<const TqIntRow> rows, int32_t* y, RowSums& sums) {
-  std::fill_n(y, format.dim * kLanes, 0);
-  for (int i = 0; i < format.dim; ++i) {
-    const bool minus = IsMinusSign(format.role, i);
-    for (size_t r = 0; r < rows.size(); ++r) {
-      const int32_t q = rows[r].q[i];
-      y[i * kLanes + r] = minus ? -q : q;
-      sums.qq[r] += q * q;
+  const D8x16 d16;
+  const std::vector<int16_t> masks = SignMasks(format);
+  for (size_t r = 0; r < rows.size(); ++r) sums.qq[r] = SumOfSquares(rows[r].q, format.dim);
+  for (size_t first = 0; first < kLanes; first += 8) {
+    for (int i = 0; i < format.dim; i += 8) {
+      const V8x16 mask = hn::LoadU(d16, masks.data() + i);
+      V8x16 v[8];
+      for (size_t k = 0; k < 8; ++k) {
+        v[k] = first + k < rows.size() ? hn::LoadU(d16, rows[first + k].q + i) : hn::Zero(d16);
+        v[k] = hn::Sub(hn::Xor(v[k], mask), mask);
+      }
+      StoreInLanes(v, y, i, first);
     }
   }
 }
@@ -133,6 +224,7 @@ HWY_INLINE CodeWords QuantizeEight(const int32_t* y, const V32* thresholds, V32&
     const V32 v = hn::Load(d, y + e * kLanes);
     const V32 magnitude_of_y = hn::Abs(v);
     V32 magnitude = hn::Zero(d);
+    HWY_UNROLL(8)
     for (int i = 0; i + 1 < kTable.num_magnitudes; ++i) {
       const auto reached = hn::VecFromMask(d, hn::Gt(magnitude_of_y, thresholds[i]));
       magnitude = hn::Sub(magnitude, reached);
@@ -235,58 +327,94 @@ bool EncodeLanesImpl(const TqFormat& format, absl::Span<const TqIntRow> rows) {
 
 void LoadLevels(const TqFormat& format, absl::Span<const TqCodeRow> rows, int32_t* w) {
   const TqTable& table = TqTableOf(format.bits);
-  int32_t level_of_index[16];
+  const hn::CappedTag<int8_t, 16> d_table;
+  const hn::CappedTag<int8_t, 8> d8;
+  const D8x16 d16;
+  HWY_ALIGN int8_t level_of_index[16] = {};
   for (int i = 0; i < table.num_magnitudes; ++i) {
     level_of_index[table.num_magnitudes + i] = table.level[i];
-    level_of_index[table.num_magnitudes - 1 - i] = -table.level[i];
+    level_of_index[table.num_magnitudes - 1 - i] = static_cast<int8_t>(-table.level[i]);
   }
-  std::fill_n(w, format.dim * kLanes, 0);
+  const auto levels = hn::Load(d_table, level_of_index);
+  std::vector<uint8_t> index(rows.size() * format.dim);
   for (size_t r = 0; r < rows.size(); ++r) {
-    if (rows[r].scale == 0) continue;
-    for (int i = 0; i < format.dim; ++i) {
-      w[i * kLanes + r] = level_of_index[TqCodeAt(format.bits, format.dim, rows[r].codes, i)];
+    SpreadCodeRow(format.bits, format.dim, rows[r].codes, index.data() + r * format.dim);
+  }
+  for (size_t first = 0; first < kLanes; first += 8) {
+    for (int i = 0; i < format.dim; i += 8) {
+      V8x16 v[8];
+      for (size_t k = 0; k < 8; ++k) {
+        v[k] = hn::Zero(d16);
+        const size_t r = first + k;
+        if (r >= rows.size() || rows[r].scale == 0) continue;
+        const auto* at = reinterpret_cast<const int8_t*>(index.data() + r * format.dim + i);
+        v[k] = hn::PromoteTo(d16, hn::TableLookupBytes(levels, hn::LoadU(d8, at)));
+      }
+      StoreInLanes(v, w, i, first);
     }
   }
 }
 
-// Integers to fp32 in place: sign, scale, mean.
+// Integers to values of `kDType`, [dim, lanes]: sign, scale, mean.
+template <DType kDType>
 void ScaleLanes(const TqFormat& format, absl::Span<const TqCodeRow> rows, const float* means,
-                int32_t* v) {
+                const int32_t* v, std::byte* values) {
   const D32 d;
   const DF df;
+  const std::vector<int16_t> masks = SignMasks(format);
   const float unit = PowerOfTwo(-TqScaleLog2(format.bits, format.dim));
   HWY_ALIGN float steps[kLanes] = {};
   for (size_t r = 0; r < rows.size(); ++r) steps[r] = F16ToFloat(rows[r].scale) * unit;
   const auto step = hn::Load(df, steps);
+  constexpr int64_t kLaneBytes = kDType == DType::kF32 ? 4 * kLanes : 2 * kLanes;
   for (int i = 0; i < format.dim; ++i) {
-    const V32 whole = hn::Load(d, v + i * kLanes);
-    const V32 with_sign = IsMinusSign(format.role, i) ? hn::Neg(whole) : whole;
+    const V32 mask = hn::Set(d, masks[i]);
+    const V32 with_sign = hn::Sub(hn::Xor(hn::Load(d, v + i * kLanes), mask), mask);
     auto value = hn::Mul(hn::ConvertTo(df, with_sign), step);
     if (means != nullptr) value = hn::Add(value, hn::Set(df, means[i]));
-    hn::Store(value, df, reinterpret_cast<float*>(v) + i * kLanes);
+    StoreFloats<kDType>(df, value, values + i * kLaneBytes);
+  }
+}
+
+// [dim, lanes] of 16-bit values to rows.
+void StoreRows16(absl::Span<const TqCodeRow> rows, int dim, const int16_t* values) {
+  const D8x16 d16;
+  for (size_t first = 0; first < rows.size(); first += 8) {
+    for (int i = 0; i < dim; i += 8) {
+      V8x16 v[8];
+      // Four lanes are followed by four of the next value: those rows are not stored.
+      for (size_t k = 0; k < 8; ++k) v[k] = hn::LoadU(d16, values + (i + k) * kLanes + first);
+      TransposeEight(v);
+      for (size_t k = 0; k < 8 && first + k < rows.size(); ++k) {
+        hn::StoreU(v[k], d16, reinterpret_cast<int16_t*>(rows[first + k].values) + i);
+      }
+    }
+  }
+}
+
+void StoreRows32(absl::Span<const TqCodeRow> rows, int dim, const float* values) {
+  for (size_t r = 0; r < rows.size(); ++r) {
+    for (int i = 0; i < dim; ++i) {
+      std::memcpy(rows[r].values + 4 * i, &values[i * kLanes + r], sizeof(float));
+    }
   }
 }
 
 void DecodeLanesImpl(const TqFormat& format, DType dtype, const float* means,
                      absl::Span<const TqCodeRow> rows) {
   const auto v = hwy::AllocateAligned<int32_t>(format.dim * kLanes);
-  const auto row_values = hwy::AllocateAligned<float>(format.dim);
-  const hn::CappedTag<float, 8> d8;
+  const auto values = hwy::AllocateAligned<float>((format.dim + 8) * kLanes);
+  auto* const bytes = reinterpret_cast<std::byte*>(values.get());
   for (size_t first = 0; first < rows.size(); first += kLanes) {
     const absl::Span<const TqCodeRow> group = rows.subspan(first, kLanes);
     LoadLevels(format, group, v.get());
     HadamardLanes(v.get(), format.dim, Transposed::kYes);
-    ScaleLanes(format, group, means, v.get());
-    const float* values = reinterpret_cast<const float*>(v.get());
-    for (size_t r = 0; r < group.size(); ++r) {
-      for (int i = 0; i < format.dim; ++i) row_values[i] = values[i * kLanes + r];
-      WithDType(dtype, [&]<DType kDType>() HWY_ATTR {
-        const int value_bytes = kDType == DType::kF32 ? 4 : 2;
-        for (int i = 0; i < format.dim; i += static_cast<int>(hn::Lanes(d8))) {
-          StoreFloats<kDType>(d8, hn::Load(d8, row_values.get() + i),
-                              group[r].values + i * value_bytes);
-        }
-      });
+    WithDType(dtype, [&]<DType kDType>()
+                         HWY_ATTR { ScaleLanes<kDType>(format, group, means, v.get(), bytes); });
+    if (dtype == DType::kF32) {
+      StoreRows32(group, format.dim, values.get());
+    } else {
+      StoreRows16(group, format.dim, reinterpret_cast<const int16_t*>(bytes));
     }
   }
 }
