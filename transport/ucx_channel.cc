@@ -1,6 +1,5 @@
 #include "transport/ucx_channel.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -25,36 +24,6 @@ absl::Status AwaitOne(CompletionQueue& queue, absl::Duration timeout) {
 }
 
 }  // namespace
-
-void UcxChannel::Memory::OnPosted() {
-  MutexLock lock(&mutex_);
-  ++num_posted_;
-}
-
-void UcxChannel::Memory::OnCompleted(bool is_released) {
-  MutexLock lock(&mutex_);
-  --num_posted_;
-  if (!is_released) ++num_held_;
-  released_.SignalAll();
-}
-
-void UcxChannel::Memory::OnReleased() {
-  MutexLock lock(&mutex_);
-  --num_held_;
-  released_.SignalAll();
-}
-
-bool UcxChannel::Memory::AwaitReleased(bool all, absl::Duration timeout) {
-  const RealClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
-  MutexLock lock(&mutex_);
-  while (num_held_ > 0 || (all && num_posted_ > 0)) {
-    const absl::Duration left = deadline - clock.Now();
-    if (left <= absl::ZeroDuration()) return false;
-    released_.WaitFor(&mutex_, std::min(left, absl::Hours(1)));
-  }
-  return true;
-}
 
 UcxChannel::UcxChannel(std::shared_ptr<UcxEngine> engine, const UcxTicket& ticket,
                        std::function<void()> on_close)

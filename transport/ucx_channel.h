@@ -7,12 +7,11 @@
 #include <functional>
 #include <memory>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kernels/core/mutex.h"
 #include "transport/completion_queue.h"
+#include "transport/held_memory.h"
 #include "transport/transport.h"
 #include "transport/ucx_engine.h"
 #include "transport/ucx_link.h"
@@ -41,22 +40,6 @@ class UcxChannel final : public Channel {
   bool is_alive() override { return link_->is_alive(); }
 
  private:
-  // How many transfers hold local memory; lives as long as the last of them.
-  class Memory {
-   public:
-    void OnPosted();
-    void OnCompleted(bool is_released);
-    void OnReleased();
-    // Of transfers that have completed, or of all.
-    bool AwaitReleased(bool all, absl::Duration timeout);
-
-   private:
-    Mutex mutex_;
-    CondVar released_;
-    int32_t num_posted_ ABSL_GUARDED_BY(mutex_) = 0;  // and not completed
-    int32_t num_held_ ABSL_GUARDED_BY(mutex_) = 0;    // completed and not released
-  };
-
   UcxChannel(std::shared_ptr<UcxEngine> engine, const UcxTicket& ticket,
              std::function<void()> on_close);
   absl::Status Open(const UcxTicket& ticket, absl::Time deadline);
@@ -71,7 +54,7 @@ class UcxChannel final : public Channel {
   UcxControl control_;  // as written last; the window's id
   bool is_attached_ = false;
   const std::shared_ptr<CompletionQueue> queue_ = std::make_shared<CompletionQueue>();
-  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  const std::shared_ptr<HeldMemory> memory_ = std::make_shared<HeldMemory>();
 };
 
 }  // namespace kvstow

@@ -9,6 +9,7 @@
 #include "kernels/core/clock.h"
 #include "tests/testing/rng.h"
 #include "tests/transport/peer_process.h"
+#include "transport/nccl.h"
 #include "transport/shm_transport.h"
 #include "transport/shm_window.h"
 #include "transport/ucx.h"
@@ -52,6 +53,21 @@ struct Ucx {
   }
   std::vector<std::string> PeerArgs(uint64_t seed) {
     return {"ucx", absl::StrCat(kWindowBytes), absl::StrCat(seed)};
+  }
+};
+
+// Over the stand-in of nccl_stand_in.cc, whose device memory is host memory.
+struct Nccl {
+  static constexpr bool kNeedsPeerToRun = true;
+  static bool IsBuilt() { return true; }
+  NcclDevice device = {.nccl_path = KVSTOW_NCCL_STAND_IN, .cudart_path = KVSTOW_NCCL_STAND_IN};
+  std::unique_ptr<Transport> transport = *MakeNcclTransport({.device = device});
+
+  absl::StatusOr<std::unique_ptr<Window>> Open(int64_t bytes) {
+    return OpenNcclWindow({.bytes = bytes, .device = device});
+  }
+  std::vector<std::string> PeerArgs(uint64_t seed) {
+    return {"nccl", absl::StrCat(kWindowBytes), absl::StrCat(seed)};
   }
 };
 
@@ -103,7 +119,7 @@ class TransportContract : public ::testing::Test {
   std::unique_ptr<Channel> channel_;
 };
 
-using Paths = ::testing::Types<Shm, Ucx>;
+using Paths = ::testing::Types<Shm, Ucx, Nccl>;
 TYPED_TEST_SUITE(TransportContract, Paths);
 
 TYPED_TEST(TransportContract, AWindowIsAlignedZeroAndOfItsSize) {

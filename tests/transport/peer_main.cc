@@ -21,6 +21,7 @@
 
 #include "absl/strings/escaping.h"
 #include "tests/transport/peer_process.h"
+#include "transport/nccl.h"
 #include "transport/shm_window.h"
 #include "transport/ucx.h"
 
@@ -29,6 +30,11 @@ namespace {
 
 absl::StatusOr<std::unique_ptr<Window>> Open(const std::string& path, int64_t bytes,
                                              const std::string& socket) {
+  if (path == "nccl") {
+    const NcclDevice device = {.nccl_path = KVSTOW_NCCL_STAND_IN,
+                               .cudart_path = KVSTOW_NCCL_STAND_IN};
+    return OpenNcclWindow({.bytes = bytes, .device = device});
+  }
   if (path == "ucx") {
     return OpenUcxWindow({.bytes = bytes, .network = {.tls = "tcp", .net_devices = "lo"}});
   }
