@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -208,9 +209,11 @@ def test_after_a_fork_the_child_is_told(client, kv):
         os.write(writer, " ".join(said).encode())
         os._exit(0)
     os.close(writer)
+    if not select.select([reader], [], [], 20)[0]:
+        os.kill(child, signal.SIGKILL)
     with os.fdopen(reader) as pipe:
         said = pipe.read().split()
-    assert os.waitpid(child, 0)[1] == 0
+    assert os.waitpid(child, 0)[1] == 0, "the child did not end by itself"
     assert said == ["forked"] * 4 + [kvstow.block_keys(kv.spec, kv.tokens)[0].hex()[:4]]
     session.abort()
     assert client.put(model, kv.tokens, kv.layers).num_stored == 4

@@ -11,6 +11,7 @@ from conftest import BUILD, ROOT
 
 from kvstow.vllm import KvstowConnector
 from kvstow.vllm.config import ConnectorConfig
+from kvstow.vllm.scheduler import SchedulerHalf
 from kvstow.vllm.plan import Refusal, _order, make_plan, weights_identity
 
 RECORDED = sorted((ROOT / "tests/python/recorded").glob("vllm_*.json"))
@@ -125,6 +126,43 @@ def test_layers_are_in_order_and_sizes_fit():
 def test_ranks_have_names_of_their_own():
     plan = plan_of(parallel={"tensor_parallel_size": 4})
     assert len({model.fingerprint for model in plan.ranks}) == 4
+
+
+class FakeClient:
+    """Answers lookups with what it was given."""
+
+    def __init__(self, locations):
+        self.locations, self.num_keys = bytes(locations), 0
+
+    def lookup(self, keys):
+        self.num_keys = len(keys)
+        return SimpleNamespace(locations=self.locations)
+
+    def close(self):
+        pass
+
+
+def matched(half, request, num_computed):
+    while True:
+        count, is_async = half.matched(request, num_computed)
+        assert not is_async
+        if count is not None:
+            return count
+
+
+def test_hits_are_what_all_ranks_have_and_named_by_the_slowest_tier():
+    plan = plan_of(parallel={"tensor_parallel_size": 2})
+    client = FakeClient([1, 3, 2, 1] + [1, 2, 2, 0])
+    half = SchedulerHalf(plan, ConnectorConfig.of({}), client)
+    request = SimpleNamespace(request_id="r", prompt_token_ids=list(range(300)))
+    assert matched(half, request, 0) == 192 and client.num_keys == 8
+    sources = {source.name: n for source, n in half.hit_sources(request, 192).items()}
+    assert sources == {"HOST": 64, "DISK": 128}
+    # What the engine has itself counts to nobody.
+    assert matched(half, request, 96) == 96
+    assert {s.name: n for s, n in half.hit_sources(request, 96).items()} == {"DISK": 96}
+    assert matched(half, request, 256) == 0 and half.hit_sources(request, 0) == {}
+    half.shutdown()
 
 
 def sliding(window):

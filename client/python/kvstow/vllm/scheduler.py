@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..client import Client
 from ..errors import Error
-from ..types import DRAM, KeyContext, block_keys
+from ..types import DRAM, NVME, KeyContext, block_keys
 from . import engine
 from .config import ConnectorConfig
 from .messages import LoadOrder, SaveOrder, StepOrders
@@ -250,12 +250,8 @@ class SchedulerHalf:
         ]
         # The slowest tier of a block's shards; absent where any is.
         locations = bytes(
-            (
-                0
-                if 0 in column
-                else (DRAM if all(c & DRAM for c in column) else min(column) & ~DRAM or 2)
-            )
-            for column in zip(*shards)
+            0 if 0 in shard else DRAM if all(c & DRAM for c in shard) else NVME
+            for shard in zip(*shards)
         )
         leading = next((i for i, there in enumerate(locations) if not there), num_blocks)
         return Answer(context, locations, leading)
