@@ -94,7 +94,7 @@ struct PathCase {
   PathKind path = PathKind::kGrpc;
   std::string preset;
   CodecChoice codec;
-  std::string name;  // "shm/lossless"
+  std::string name;  // "shm", "shm/safe"
   std::unique_ptr<KvClient> kv;
 };
 
@@ -188,8 +188,9 @@ absl::Status PathBench::Prepare() {
 }
 
 absl::Status PathBench::AddCase(PathKind path, const std::string& preset) {
-  PathCase added{
-      .path = path, .preset = preset, .name = absl::StrCat(ToAbsl(PathName(path)), "/", preset)};
+  PathCase added{.path = path, .preset = preset, .name = std::string(PathName(path))};
+  // The plain case has the plain name.
+  if (preset != "lossless") absl::StrAppend(&added.name, "/", preset);
   KVSTOW_ASSIGN_OR_RETURN(added.codec, ParseCodecChoice(preset));
   KvClientOptions options{.target = service_.target, .data_timeout = options_.timeout};
   options.paths.clear();

@@ -38,7 +38,7 @@ struct PathBenchOptions {
 };
 
 struct PathBenchLine {
-  std::string case_name;  // "shm/lossless/get"
+  std::string case_name;  // "shm/get", "shm/safe/get"
   int64_t block_bytes = 0;
   double gb_per_s = 0;  // median over rounds; GB = 10^9 bytes of unquantized KV
   std::string ceiling;  // the case it is compared with; empty for none

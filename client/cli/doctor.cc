@@ -353,4 +353,19 @@ Finding ExamineService(const Service& service) {
           ""};
 }
 
+Finding ExaminePaths(const Service& service) {
+  const absl::StatusOr<std::vector<ServicePath>> paths = service.admin->ListPaths();
+  if (!paths.ok()) {
+    return {"paths", FindingState::kAbsent, "not known: no service that tells", ""};
+  }
+  std::vector<std::string> words;
+  for (const ServicePath& path : *paths) {
+    words.push_back(path.unavailable.empty()
+                        ? path.path
+                        : absl::StrCat("no ", path.path, " (", path.unavailable, ")"));
+  }
+  words.push_back("grpc");
+  return {"paths", FindingState::kOk, absl::StrJoin(words, ", "), ""};
+}
+
 }  // namespace kvstow

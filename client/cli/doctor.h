@@ -27,5 +27,7 @@ struct Finding {
 
 std::vector<Finding> ExamineMachine();
 Finding ExamineService(const Service& service);
+// Which way bytes may go between this machine's workers and the service.
+Finding ExaminePaths(const Service& service);
 
 }  // namespace kvstow

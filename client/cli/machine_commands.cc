@@ -19,6 +19,7 @@ namespace {
 absl::Status RunDoctor(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   std::vector<Finding> findings = ExamineMachine();
+  findings.push_back(ExaminePaths(service));
   findings.push_back(ExamineService(service));
   Table table({"WHAT", "STATE", "FOUND"});
   for (const Finding& finding : findings) {

@@ -155,6 +155,18 @@ absl::StatusOr<std::vector<ModelSpec>> AdminClient::ListModels() {
   return specs;
 }
 
+absl::StatusOr<std::vector<ServicePath>> AdminClient::ListPaths() {
+  v1::ListPathsResponse response;
+  KVSTOW_RETURN_IF_ERROR(state_->Call([&](grpc::ClientContext* context) {
+    return state_->connection->channels().ListPaths(context, v1::ListPathsRequest(), &response);
+  }));
+  std::vector<ServicePath> paths;
+  for (const v1::PathInfo& info : response.paths()) {
+    paths.push_back({info.path(), info.address(), info.unavailable()});
+  }
+  return paths;
+}
+
 absl::StatusOr<VerifySummary> AdminClient::Verify(absl::Span<const BlockKey> keys,
                                                   const VerifyProgressFn& progress) {
   KVSTOW_RETURN_IF_ERROR(CheckNumKeys(static_cast<int64_t>(keys.size()), "keys", 0));

@@ -45,6 +45,12 @@ struct ServiceCodec {
   uint64_t record_bytes = 0;
   uint64_t logical_bytes = 0;
 };
+// As PathInfo of channels.proto.
+struct ServicePath {
+  std::string path;         // "shm", "ucx"
+  std::string address;      // for workers
+  std::string unavailable;  // why it is not there; empty: it is
+};
 struct ServiceStat {
   std::vector<ServiceTier> tiers;
   std::vector<ServiceCodec> codecs;
@@ -112,6 +118,8 @@ class AdminClient {
   absl::StatusOr<ServiceStat> Stat();
   absl::StatusOr<BlockPage> ListBlocks(const ListOptions& options);
   absl::StatusOr<std::vector<ModelSpec>> ListModels();
+  // Paths past gRPC, best first.
+  absl::StatusOr<std::vector<ServicePath>> ListPaths();
 
   // Has the service read and check records: those of `keys`, or all when empty. `progress` may be
   // empty; it runs on the calling thread. kDeadlineExceeded when the service reports nothing for

@@ -335,7 +335,7 @@ def test_two_clients_see_each_others_blocks(daemon, kv):
 def test_the_rate_beside_the_cpp_clients(tmp_path, capsys):
     daemon = Daemon(tmp_path, dram="700MiB").start()
     bench = subprocess.run(
-        [CLI, "bench", "--path", "grpc", "--target", daemon.target, "--total", "64MiB"]
+        [CLI, "bench", "--path", "shm", "--target", daemon.target, "--total", "64MiB"]
         + ["--size", "4MiB", "--blocks-per-call", "16", "--rounds", "3", "--json"],
         capture_output=True,
         text=True,
@@ -374,8 +374,8 @@ def test_the_rate_beside_the_cpp_clients(tmp_path, capsys):
     put, get = map(float, run.stdout.split())
     with capsys.disabled():
         print(
-            f"\nrate of Python as a share of C++: put {put / cpp['grpc/put']:.2f}, "
-            f"get {get / cpp['grpc/get']:.2f}"
+            f"\nrate of Python as a share of C++: put {put / cpp['shm/put']:.2f}, "
+            f"get {get / cpp['shm/get']:.2f}"
         )
-    assert put > 0.2 * cpp["grpc/put"] and get > 0.2 * cpp["grpc/get"]
+    assert put > 0.2 * cpp["shm/put"] and get > 0.2 * cpp["shm/get"]
     daemon.kill()
