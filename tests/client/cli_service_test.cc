@@ -255,24 +255,28 @@ TEST_F(CliService, DoctorFindsTheServiceAndItsVersion) {
 // As a process of its own: it forks. Once against the daemon here, once with its own.
 TEST_F(CliService, BenchVerifiesBytesAndReportsEachPathBesideItsCeiling) {
   for (const std::string& target : {"--target=" + daemon_.target(), std::string()}) {
-    std::vector<std::string> words = {testing::CliBinary(), "bench",  "--path=grpc",
-                                      "--total=8MiB",       "--json", "--rounds=1",
-                                      "--blocks-per-call=4"};
+    std::vector<std::string> words = {
+        testing::CliBinary(), "bench",  "--path=shm,grpc", "--preset=lossless,safe",
+        "--total=8MiB",       "--json", "--rounds=1",      "--blocks-per-call=4"};
     if (!target.empty()) words.push_back(target);
     testing::ChildProcess bench(words);
     ASSERT_EQ(bench.WaitForExit(absl::Seconds(120)), 0) << bench.output();
     const std::vector<Json> lines = Result{0, bench.output(), ""}.lines();
-    ASSERT_EQ(lines.size(), 5u) << bench.output();
+    ASSERT_EQ(lines.size(), 13u) << bench.output();
     EXPECT_EQ(lines[0]["case"], "memcpy");
-    EXPECT_EQ(lines[3]["case"], "grpc/put");
-    EXPECT_EQ(lines[3]["ceiling"], "socket/put");
-    EXPECT_EQ(lines[4]["case"], "grpc/get");
-    EXPECT_EQ(lines[4]["ceiling"], "socket/get");
-    for (int i : {3, 4}) {
+    const auto expect_line = [&](int i, const std::string& name, const std::string& ceiling) {
+      EXPECT_EQ(lines[i]["case"], name);
+      EXPECT_EQ(lines[i]["ceiling"], ceiling);
       EXPECT_GT(lines[i]["ratio"], 0);
       EXPECT_GE(lines[i]["p99_ms"], lines[i]["p50_ms"]);
       EXPECT_TRUE(lines[i].contains("cpu_s_per_gb"));
-    }
+    };
+    expect_line(5, "shm/put", "memcpy");
+    expect_line(6, "shm/get", "memcpy");
+    expect_line(7, "shm/safe/put", "memcpy");
+    expect_line(9, "grpc/put", "socket/unix/put");
+    expect_line(10, "grpc/get", "socket/unix/get");
+    expect_line(12, "grpc/safe/get", "socket/unix/get");
   }
   EXPECT_EQ(Kvstow({"stat", "--json"}).lines()[0]["blocks"], 0);  // it cleans up
 }
