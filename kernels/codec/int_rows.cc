@@ -16,6 +16,17 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
+// The maximum of both halves, until at most eight lanes are left.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::CappedTag<hn::TFromD<D>, 8>> FoldMax(D d, V v) {
+  if constexpr (hn::MaxLanes(D()) <= 8) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return FoldMax(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
 // The largest magnitude as bits of its own format: magnitudes of IEEE formats are ordered as
 // integers.
 template <class T>
@@ -32,16 +43,14 @@ HWY_INLINE T MaxMagnitudeBits(const std::byte* values, int64_t count) {
     max = hn::Max(max, hn::And(hn::LoadU(d, bits + i), hn::Set(d, kMask)));
     max1 = hn::Max(max1, hn::And(hn::LoadU(d, bits + i + num_lanes), hn::Set(d, kMask)));
   }
-  max = hn::Max(max, max1);
-  auto rest = hn::Zero(d8);
+  auto rest = FoldMax(d, hn::Max(max, max1));
   for (; i < count; i += static_cast<int64_t>(hn::Lanes(d8))) {
     rest = hn::Max(rest, hn::And(hn::LoadU(d8, bits + i), hn::Set(d8, kMask)));
   }
-  HWY_ALIGN T lanes[hn::MaxLanes(d) + 8];
-  hn::Store(max, d, lanes);
-  hn::StoreU(rest, d8, lanes + num_lanes);
+  HWY_ALIGN T lanes[8] = {};
+  hn::Store(rest, d8, lanes);
   T result = 0;
-  for (size_t k = 0; k < hn::Lanes(d) + hn::Lanes(d8); ++k) result = std::max(result, lanes[k]);
+  for (const T lane : lanes) result = std::max(result, lane);
   return result;
 }
 

@@ -131,7 +131,7 @@ struct PairParams {
   VF even_scale, odd_scale, even_min, odd_min;
 };
 
-PairParams ParamsAt(const KiviValues& values, int64_t t, int64_t j) {
+HWY_INLINE PairParams ParamsAt(const KiviValues& values, int64_t t, int64_t j) {
   const DF df;
   PairParams params{hn::Zero(df), hn::Zero(df), hn::Zero(df), hn::Zero(df)};
   const float* scale = values.groups.scales.data() + values.format.group_of(t, j);

@@ -25,12 +25,13 @@ using V32 = hn::Vec<D32>;
 using VF = hn::Vec<DF>;
 constexpr int kLanes = hn::MaxLanes(D32());
 
-// Of lanes whose sum may need more than 32 bits: in two halves, 16 lanes at most.
+// The sum of lanes of 32 bits without a sign.
 HWY_INLINE int64_t SumOfLanes(V32 v) {
-  const D32 d;
-  const int64_t low = hn::GetLane(hn::SumOfLanes(d, hn::And(v, hn::Set(d, 0xffff))));
-  const int64_t high = hn::GetLane(hn::SumOfLanes(d, hn::ShiftRight<16>(v)));
-  return low + high * (1 << 16);
+  const hn::Repartition<uint64_t, D32> d64;
+  const auto pairs = hn::BitCast(d64, v);
+  const auto even = hn::And(pairs, hn::Set(d64, 0xffffffffu));
+  const auto sum = hn::Add(even, hn::ShiftRight<32>(pairs));
+  return static_cast<int64_t>(hn::GetLane(hn::SumOfLanes(d64, sum)));
 }
 
 // Sums of |y| * level, |y| < 2^31, level < 2^7, over at most 1024 values: in two halves of |y|, so
@@ -98,15 +99,6 @@ OlmSums QuantizeRow(const TqTable& table, const float* threshold, const int32_t*
   return {.yw = yw.Total(), .ww = SumOfLanes(ww)};
 }
 
-// Lanes that hold up to 32 bits without a sign.
-int64_t SumOfUnsignedLanes(V32 v) {
-  const D32 d;
-  const hn::RebindToUnsigned<D32> du;
-  const V32 high = hn::BitCast(d, hn::ShiftRight<16>(hn::BitCast(du, v)));
-  const int64_t low = hn::GetLane(hn::SumOfLanes(d, hn::And(v, hn::Set(d, 0xffff))));
-  return low + int64_t{hn::GetLane(hn::SumOfLanes(d, high))} * (1 << 16);
-}
-
 // So many values of a row add up to less than 2^32 in each of four lanes or more: |y| is at most
 // 2^25 sqrt(dim) long.
 constexpr int ValuesPerSum(int dim) { return dim <= 192 ? 192 : 32; }
@@ -136,8 +128,8 @@ float BestStep(const int32_t* y, int dim, float rms) {
         count[k] += static_cast<int64_t>(hn::CountTrue(d, reached));
       }
     }
-    for (int k = 0; k < 8; ++k) beyond[k] += SumOfUnsignedLanes(sum[k]);
-    all += SumOfUnsignedLanes(sum_of_all);
+    for (int k = 0; k < 8; ++k) beyond[k] += SumOfLanes(sum[k]);
+    all += SumOfLanes(sum_of_all);
   }
   double best_score = -1;
   float best = 0;
