@@ -1,6 +1,6 @@
 // FrameSource: the answer to one Get as a sequence of frames, made one at a time.
 //
-//   FrameSource source(parts, keys, v1::FORM_ENCODED);
+//   FrameSource source(parts, keys, v1::FORM_ENCODED, hints, after);
 //   while (!source.done()) { KVSTOW_ASSIGN_OR_RETURN(grpc::ByteBuffer frame, source.Next()); ... }
 //
 // Units go out as they stand in the record, without a copy: the frame's slice points into it and
@@ -30,8 +30,9 @@ namespace kvstow {
 class FrameSource {
  public:
   // keys: at least one. form: FORM_ROWS or FORM_ENCODED.
-  FrameSource(const ServiceParts& parts, std::vector<BlockKey> keys, v1::Form form)
-      : parts_(parts), keys_(std::move(keys)), form_(form) {}
+  FrameSource(const ServiceParts& parts, std::vector<BlockKey> keys, v1::Form form,
+              const TurnHints& hints, std::optional<BlockKey> after)
+      : parts_(parts), keys_(std::move(keys)), form_(form), hints_(hints), after_(after) {}
 
   bool done() const { return block_idx_ >= keys_.size(); }
 
@@ -60,6 +61,9 @@ class FrameSource {
   const ServiceParts& parts_;
   const std::vector<BlockKey> keys_;
   const v1::Form form_;
+  const TurnHints hints_;
+  const std::optional<BlockKey> after_;  // the block before the first key
+  std::shared_ptr<const TurnUse> use_;   // of all keys, from the first frame on
   size_t block_idx_ = 0;
   // Of the open block.
   std::shared_ptr<const PinnedBlock> pin_;

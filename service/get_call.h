@@ -5,11 +5,14 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
+#include <cstdint>
 #include <deque>
 #include <memory>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "kernels/core/mutex.h"
 #include "service/frame_source.h"
 #include "service/service_parts.h"
@@ -49,6 +52,10 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   const ServiceParts& parts_;
   const CallTimer timer_;
+  // Of one write at a time; gRPC orders them.
+  std::chrono::steady_clock::time_point write_start_;
+  absl::Duration writing_;
+  int64_t written_bytes_ = 0;
   Permit permit_;
   std::unique_ptr<FrameSource> source_;  // used by the worker that refills
   grpc::ByteBuffer current_;             // of the write that is out
