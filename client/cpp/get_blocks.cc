@@ -1,6 +1,7 @@
 // Get: blocks by key, checked whole and then written into the caller's memory.
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,8 +24,10 @@ constexpr absl::Duration kVerifyTimeout = absl::Seconds(1);
 
 using BlockFn = std::function<void(const ReceivedBlock&)>;
 
-grpc::ByteBuffer GetRequestBytes(absl::Span<const BlockKey> keys) {
+// `after`: the block before the first key, or null.
+grpc::ByteBuffer GetRequestBytes(absl::Span<const BlockKey> keys, const BlockKey* after) {
   v1::GetRequest request;
+  if (after != nullptr) request.set_after(std::string(after->AsStringView()));
   request.set_keys(KeysToBytes(keys));
   request.set_form(v1::FORM_ENCODED);
   return ToByteBuffer(request);
@@ -62,11 +65,17 @@ struct StreamResult {
   absl::Duration longest_wait = absl::ZeroDuration();
 };
 
-StreamResult ReceiveStream(Connection& connection, absl::Span<const BlockKey> keys,
+// A stretch of the keys of one prompt.
+struct KeyStretch {
+  absl::Span<const BlockKey> keys;
+  const BlockKey* after = nullptr;  // the key before it
+};
+
+StreamResult ReceiveStream(Connection& connection, const KeyStretch& stretch,
                            BlockReceiver& receiver, const BlockFn& on_block) {
   const absl::Duration timeout = connection.options().data_timeout;
   RawStream stream(connection.NextDataStub(), {.method = kGetMethod, .timeout = timeout});
-  stream.Write(GetRequestBytes(keys));
+  stream.Write(GetRequestBytes(stretch.keys, stretch.after));
   stream.WritesDone();
   const absl::Status fault = ReceiveFrames(stream, receiver, on_block);
   if (!fault.ok()) stream.Cancel();
@@ -101,7 +110,8 @@ absl::StatusOr<Fetched> FetchBlocks(ClientState& client, const Model& model,
     const absl::Span<const BlockKey> some = Stretch(keys, i, num_streams);
     receivers[i] =
         std::make_unique<BlockReceiver>(model, some, StretchBegin(keys.size(), i, num_streams));
-    results[i] = ReceiveStream(connection, some, *receivers[i], make_fn());
+    const BlockKey* after = some.data() == keys.data() ? nullptr : some.data() - 1;
+    results[i] = ReceiveStream(connection, {some, after}, *receivers[i], make_fn());
   });
 
   absl::Status status;

@@ -24,6 +24,7 @@ struct PutPlan {
   CodecChoice codec;
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;
+  Conversation conversation;
 
   // The first block of a prompt holds the attention sink.
   CodecPair CodecsOf(int32_t block_idx) const {

@@ -50,7 +50,8 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
                  .keys = ChainKeys(context, request.tokens, tokens_per_block),
                  .codec = request.codec,
                  .compress_at = request.compress_at,
-                 .durable = request.durable};
+                 .durable = request.durable,
+                 .conversation = request.conversation};
 }
 
 PutSummary NewSummary(const PutPlan& plan, size_t num_tokens) {
