@@ -172,6 +172,29 @@ absl::Status CheckNumTokens(int64_t num_tokens, std::string_view field) {
                   absl::StrCat("1 to ", kMaxTokensPerCall));
 }
 
+absl::StatusOr<WireHints> HintsFromProto(const v1::TurnHints& message) {
+  if (message.session().size() > kMaxSessionBytes) {
+    return BadField("hints.session", absl::StrCat(message.session().size(), " bytes"),
+                    absl::StrCat("at most ", kMaxSessionBytes));
+  }
+  if (message.pin_ms() > kMaxPinMs) {
+    return BadField("hints.pin_ms", absl::StrCat(message.pin_ms()),
+                    absl::StrCat("at most ", kMaxPinMs, ", a day"));
+  }
+  WireHints hints{.turn = message.turn(),
+                  .session_over = message.session_over(),
+                  .returns_within = absl::Milliseconds(message.returns_within_ms()),
+                  .pin_for = absl::Milliseconds(message.pin_ms()),
+                  .input_tokens = message.input_tokens(),
+                  .output_tokens = message.output_tokens()};
+  if (!message.session().empty()) {
+    const Digest digest = DigestBuilder("kvstow.session.1").Add(message.session()).Finish();
+    std::memcpy(&hints.session, digest.bytes.data(), sizeof(hints.session));
+    hints.session |= 1;  // 0 is "not told"
+  }
+  return hints;
+}
+
 absl::StatusOr<v1::Form> FormFromProto(int value, v1::Form otherwise) {
   if (value == v1::FORM_UNSPECIFIED && otherwise != v1::FORM_UNSPECIFIED) return otherwise;
   if (value == v1::FORM_ROWS || value == v1::FORM_ENCODED) return static_cast<v1::Form>(value);

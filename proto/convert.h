@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/codec/codec.h"
 #include "kernels/core/block_key.h"
@@ -32,6 +33,19 @@ inline constexpr int64_t kDefaultListPage = 1000;
 inline constexpr int kMaxTenantBytes = 1024;
 inline constexpr int kMaxContentDigestBytes = 64;  // lora_digest, each of multimodal_digests
 inline constexpr int kMaxMultimodalDigests = 1024;
+inline constexpr int kMaxSessionBytes = 64;
+inline constexpr uint32_t kMaxPinMs = 24 * 3600 * 1000;
+
+// TurnHints as plain values.
+struct WireHints {
+  uint64_t session = 0;  // 0: not told
+  uint32_t turn = 0;
+  bool session_over = false;
+  absl::Duration returns_within;
+  absl::Duration pin_for;
+  int64_t input_tokens = 0;
+  int64_t output_tokens = 0;
+};
 
 // The result is valid (ModelSpec::Validate).
 absl::StatusOr<ModelSpec> ModelSpecFromProto(const v1::ModelSpec& message);
@@ -51,6 +65,10 @@ absl::Status CheckNumKeys(int64_t num_keys, std::string_view field, int64_t min_
 
 // kInvalidArgument for no tokens or more than kMaxTokensPerCall.
 absl::Status CheckNumTokens(int64_t num_tokens, std::string_view field);
+
+// kInvalidArgument: a session of more than 64 bytes, a pin of more than a day. The session becomes
+// a number: 64 bits of its digest.
+absl::StatusOr<WireHints> HintsFromProto(const v1::TurnHints& message);
 
 // FORM_ROWS or FORM_ENCODED; FORM_UNSPECIFIED gives `otherwise`, which may be FORM_UNSPECIFIED to
 // refuse it. Unknown values are refused.

@@ -37,15 +37,20 @@ struct FieldHelp {
   std::string_view what;
 };
 
-constexpr std::array<FieldHelp, 26> kFields = {{
+constexpr std::array<FieldHelp, 31> kFields = {{
     {"listen.unix_socket", "/tmp/kvstow.sock", "", "/run/kvstow/kvstow.sock",
      "path of the unix socket; empty for none"},
     {"listen.tcp", "", "none", "127.0.0.1:7070", "TCP address; port 0 takes a free one"},
     {"dram.capacity", "1GiB", "", "8GiB", "bytes of the memory tier, populated at start"},
+    {"dram.headroom", "0", "", "64MiB",
+     "bytes kept free between turns, for new blocks to compete with old ones"},
     {"nvme.path", "", "none", "/var/lib/kvstow", "directory of the disk tier"},
     {"nvme.capacity", "", "8GiB with a path", "100GiB", "bytes the disk tier may hold"},
     {"nvme.write_behind_max", "", "256MiB with a path", "1GiB",
      "sealed bytes that may wait for the disk"},
+    {"nvme.admission", "", "all", "second-sight",
+     "what is written unasked: all, or second-sight: what a second turn has used"},
+    {"nvme.writes_per_day", "", "no limit", "1TiB", "bytes a day written unasked"},
     {"tickets.write_deadline", "30s", "", "10s", "how long a writer may hold a reservation"},
     {"tickets.reuse_delay", "30s", "", "10s",
      "wait after that before a dead writer's memory is used again"},
@@ -69,6 +74,9 @@ constexpr std::array<FieldHelp, 26> kFields = {{
      "services asked for what is missing here"},
     {"peers.timeout", "2s", "", "500ms", "what a peer may cost a call"},
     {"metrics.address", "", "none", "127.0.0.1:9400", "address of the Prometheus page"},
+    {"policy.name", "rtv", "", "lru",
+     "which block leaves next: rtv, lru, s3fifo, arc, gdsf or hazard"},
+    {"policy.turn_gap", "5s", "", "1s", "calls on one prompt within this time are one turn"},
     {"log.level", "info", "", "warning", "debug, info, warning or error"},
 }};
 constexpr FieldHelp kDrainTimeout = {"drain_timeout", "10s", "", "30s",

@@ -12,6 +12,7 @@
 #include "kernels/core/status_macros.h"
 #include "proto/convert.h"
 #include "proto/status.h"
+#include "service/turns.h"
 
 namespace kvstow {
 namespace {
@@ -56,10 +57,21 @@ absl::StatusOr<std::vector<BlockKey>> LookupKeys(const ServiceParts& parts,
   return absl::InvalidArgumentError("lookup: neither keys nor prefix is set");
 }
 
-absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const RegisteredModel& model,
-                                    const v1::ReserveBlock& block, absl::Duration deadline) {
+// What all blocks of a Reserve have in common.
+struct ReservePlan {
+  const RegisteredModel& model;
+  absl::Duration deadline;
+};
+
+absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan& shared,
+                                    const v1::ReserveBlock& block,
+                                    std::shared_ptr<const TurnUse> use) {
+  const RegisteredModel& model = shared.model;
   ReserveRequest request;
   KVSTOW_ASSIGN_OR_RETURN(request.meta.key, Digest::FromBytes(block.key(), "key"));
+  if (!block.after().empty()) {
+    KVSTOW_RETURN_IF_ERROR(Digest::FromBytes(block.after(), "after").status());
+  }
   KVSTOW_ASSIGN_OR_RETURN(const CodecPair codecs, CodecPairFromName(block.codec(), "codec"));
   RegisteredModel::Plan plan = model.PlanFor(codecs);
   request.meta.fingerprint = model.fingerprint();
@@ -67,7 +79,8 @@ absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const RegisteredM
   request.meta.num_tokens = model.layout().tokens_per_block();
   request.meta.logical_bytes = model.layout().block_bytes();
   request.unit_bytes = std::move(plan.unit_bytes);
-  request.write_deadline = deadline;
+  request.write_deadline = shared.deadline;
+  request.use = std::move(use);
   return parts.store->Reserve(request);
 }
 
@@ -132,6 +145,11 @@ absl::Status DoListModels(const ServiceParts& parts, const v1::ListModelsRequest
 
 absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& request,
                       v1::LookupResponse* response) {
+  if (!(request.prefill_tokens_per_s() >= 0 && request.prefill_tokens_per_s() <= 1e12)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefill_tokens_per_s: ", request.prefill_tokens_per_s(),
+                     ", want 0 (no estimate) to 10^12"));
+  }
   KVSTOW_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, LookupKeys(parts, request));
   const std::vector<Location> found = parts.store->Lookup(keys);
   std::string& locations = *response->mutable_locations();
@@ -143,6 +161,19 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
   const auto first_miss = std::find(locations.begin(), locations.end(), '\0');
   response->set_num_leading(static_cast<uint32_t>(first_miss - locations.begin()));
   if (request.has_prefix()) response->set_keys(KeysToBytes(keys));
+  if (request.has_hints()) {
+    KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(request.hints(), 0));
+    parts.store->Tell({.keys = keys, .hints = hints});
+  }
+  const double rate = request.prefill_tokens_per_s();
+  if (rate == 0 || response->num_leading() == 0) return absl::OkStatus();
+  const LoadEstimate estimate = parts.store->Estimate(keys, rate);
+  v1::LoadEstimate& out = *response->mutable_estimate();
+  out.set_load_ms(estimate.load_ms);
+  out.set_recompute_ms(estimate.recompute_ms);
+  out.set_load_bytes(static_cast<uint64_t>(estimate.load_bytes));
+  out.set_num_worth_loading(static_cast<uint32_t>(estimate.num_worth_loading));
+  out.set_is_measured(estimate.is_measured);
   return absl::OkStatus();
 }
 
@@ -153,10 +184,14 @@ absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& requ
   KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
                           Digest::FromBytes(request.fingerprint(), "fingerprint"));
   KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
-  const absl::Duration deadline = absl::Milliseconds(request.write_deadline_ms());
-  for (const v1::ReserveBlock& block : request.blocks()) {
+  KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints,
+                          ReadHints(request.hints(), model->layout().tokens_per_block()));
+  const ReservePlan shared{*model, absl::Milliseconds(request.write_deadline_ms())};
+  std::vector<std::shared_ptr<const TurnUse>> uses = StartTurns(*parts.store, request, hints);
+  for (int i = 0; i < request.blocks_size(); ++i) {
     v1::ReserveResult* result = response->add_results();
-    const absl::StatusOr<TicketId> ticket = ReserveOne(parts, *model, block, deadline);
+    const absl::StatusOr<TicketId> ticket =
+        ReserveOne(parts, shared, request.blocks(i), uses[static_cast<size_t>(i)]);
     *result->mutable_status() = ToItemStatus(WithRetryHint(ticket.status()));
     if (ticket.ok()) result->set_ticket(*ticket);
   }
@@ -310,6 +345,9 @@ absl::Status DoStat(const ServiceParts& parts, const v1::StatRequest&, v1::StatR
       (*response->mutable_counters())[std::string(name)] = static_cast<uint64_t>(value);
     }
   }
+  response->set_policy(parts.options->store.policy);
+  response->set_policy_bytes(static_cast<uint64_t>(stats.policy_bytes));
+  response->set_write_behind_bytes(static_cast<uint64_t>(stats.write_behind_bytes));
   response->set_version(std::string(ServerVersion()));
   response->set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(
       absl::FromChrono(std::chrono::steady_clock::now() - parts.started_at))));

@@ -46,7 +46,11 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Next() {
 
 absl::Status FrameSource::OpenBlock() {
   const BlockKey& key = keys_[block_idx_];
-  KVSTOW_ASSIGN_OR_RETURN(BlockRef block, parts_.store->Get(key));
+  if (use_ == nullptr) {
+    const BlockKey* after = after_.has_value() ? &*after_ : nullptr;
+    use_ = parts_.store->Use({.keys = keys_, .after = after, .hints = hints_});
+  }
+  KVSTOW_ASSIGN_OR_RETURN(BlockRef block, parts_.store->Read(key));
   // A block larger than all that calls may hold counts as that much: it goes out when it is alone.
   const int64_t held_bytes = std::min(static_cast<int64_t>(block.bytes().size()),
                                       parts_.options->limits.bytes_in_flight_max - kCallBytes);

@@ -1,6 +1,6 @@
 // FrameSource: the answer to one Get as a sequence of frames, made one at a time.
 //
-//   FrameSource source(parts, keys, v1::FORM_ENCODED);
+//   FrameSource source(parts, keys, v1::FORM_ENCODED, hints, after);
 //   while (!source.done()) { KVSTOW_ASSIGN_OR_RETURN(grpc::ByteBuffer frame, source.Next()); ... }
 //
 // Units go out as they stand in the record, without a copy: the frame's slice points into it and
@@ -37,10 +37,22 @@ class FrameSource {
     uint64_t bytes = 0;
   };
 
-  // keys: at least one. form: FORM_ROWS or FORM_ENCODED.
-  FrameSource(const ServiceParts& parts, std::vector<BlockKey> keys, v1::Form form,
-              WindowRange window)
-      : parts_(parts), keys_(std::move(keys)), form_(form), window_(std::move(window)) {}
+  // What is asked for.
+  struct Question {
+    std::vector<BlockKey> keys;  // at least one
+    v1::Form form = v1::FORM_ENCODED;
+    TurnHints hints;
+    std::optional<BlockKey> after;  // the block before the first key
+    WindowRange window;
+  };
+
+  FrameSource(const ServiceParts& parts, Question question)
+      : parts_(parts),
+        keys_(std::move(question.keys)),
+        form_(question.form),
+        hints_(question.hints),
+        after_(question.after),
+        window_(std::move(question.window)) {}
 
   bool done() const { return block_idx_ >= keys_.size(); }
 
@@ -74,8 +86,11 @@ class FrameSource {
   const ServiceParts& parts_;
   const std::vector<BlockKey> keys_;
   const v1::Form form_;
-  WindowRange window_;         // what is left of it
-  absl::Status window_fault_;  // of the call, not of a block
+  const TurnHints hints_;
+  const std::optional<BlockKey> after_;
+  WindowRange window_;                  // what is left of it
+  absl::Status window_fault_;           // of the call, not of a block
+  std::shared_ptr<const TurnUse> use_;  // of all keys, from the first frame on
   size_t block_idx_ = 0;
   // Of the open block.
   std::shared_ptr<const PinnedBlock> pin_;

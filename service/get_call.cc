@@ -2,6 +2,8 @@
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 
+#include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "kvstow/v1/data.pb.h"
 #include "proto/convert.h"
 #include "proto/status.h"
+#include "service/turns.h"
 
 namespace kvstow {
 
@@ -60,6 +63,11 @@ absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
   }
   KVSTOW_ASSIGN_OR_RETURN(std::vector<BlockKey> keys, KeysFromBytes(message.keys(), "keys", 1));
   KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(message.form(), v1::FORM_ENCODED));
+  KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(message.hints(), 0));
+  std::optional<BlockKey> after;
+  if (!message.after().empty()) {
+    KVSTOW_ASSIGN_OR_RETURN(after, Digest::FromBytes(message.after(), "after"));
+  }
   KVSTOW_ASSIGN_OR_RETURN(permit_, parts_.admission->AdmitCall(kCallBytes));
   KVSTOW_RETURN_IF_ERROR(FindMissing(message, keys));
   FrameSource::WindowRange window{.offset = message.window_offset(),
@@ -68,11 +76,13 @@ absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
     KVSTOW_ASSIGN_OR_RETURN(window.channel, parts_.channels->Find(message.channel()));
     KVSTOW_RETURN_IF_ERROR(window.channel->CheckRange(window.offset, window.bytes));
   }
-  source_ = std::make_unique<FrameSource>(parts_, std::move(keys), form, std::move(window));
+  source_ = std::make_unique<FrameSource>(
+      parts_, FrameSource::Question{std::move(keys), form, hints, after, std::move(window)});
   return absl::OkStatus();
 }
 
 void GetCall::OnWriteDone(bool ok) {
+  writing_ += absl::FromChrono(std::chrono::steady_clock::now() - write_start_);
   // Before the write counts as done: from then on a worker may put the next frame there.
   current_.Clear();
   {
@@ -128,11 +138,16 @@ void GetCall::Continue(bool refill_is_over) {
     }
     if (steps.finish) {
       timer_.Done(end.code());
+      if (end.ok()) parts.store->RecordSend(written_bytes_, writing_);
       permit_ = Permit();
       Finish(ToGrpcStatus(end));
       return;
     }
-    if (steps.write) StartWrite(&current_);
+    if (steps.write) {
+      write_start_ = std::chrono::steady_clock::now();
+      written_bytes_ += static_cast<int64_t>(current_.Length());
+      StartWrite(&current_);
+    }
     if (!steps.refill) return;
     const absl::Status submitted = parts.workers->Submit([this] { Refill(); });
     if (submitted.ok()) return;

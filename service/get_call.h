@@ -5,12 +5,15 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/core/mutex.h"
 #include "kvstow/v1/data.pb.h"
@@ -56,6 +59,10 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   const ServiceParts& parts_;
   const CallTimer timer_;
+  // Of one write at a time; gRPC orders them.
+  std::chrono::steady_clock::time_point write_start_;
+  absl::Duration writing_;
+  int64_t written_bytes_ = 0;
   Permit permit_;
   std::vector<BlockKey> missing_;        // here; to be fetched before the first frame
   ModelRef model_;                       // theirs

@@ -87,6 +87,8 @@ void AddStore(const StoreStats& stats, Families& out) {
   }
   out.Gauge("blocks", "Distinct keys.", stats.num_blocks);
   out.Gauge("index_bytes", "Memory of the index.", stats.index_bytes);
+  out.Gauge("policy_bytes", "Memory of what the policy knows.", stats.policy_bytes);
+  out.Gauge("hint_pinned_blocks", "Blocks that clients asked to keep.", stats.hint_pinned_blocks);
   out.Gauge("open_tickets", "Reservations that are neither sealed nor aborted.",
             stats.open_tickets);
   out.Gauge("open_leases", "Leases that are neither released nor expired.", stats.open_leases);
@@ -138,6 +140,11 @@ std::vector<std::pair<std::string_view, int64_t>> StoreCounters(const StoreStats
       {"nvme_bytes_written", stats.nvme_bytes_written},
       {"nvme_bytes_read", stats.nvme_bytes_read},
       {"nvme_write_errors", stats.nvme_write_errors},
+      {"nvme_writes_filtered", stats.nvme_writes_filtered},
+      {"nvme_writes_over_budget", stats.nvme_writes_over_budget},
+      {"turns", stats.turns},
+      {"follow_up_turns", stats.follow_up_turns},
+      {"sessions_over", stats.sessions_over},
       {"dirs_set_aside", stats.dirs_set_aside},
   };
 }

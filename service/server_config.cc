@@ -14,6 +14,7 @@
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 #include "server_config.pb.h"
+#include "storage/policy/policy.h"
 
 namespace kvstow {
 namespace {
@@ -117,16 +118,55 @@ absl::Status ReadLogLevel(const std::string& text, Severity& level) {
                    nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
 }
 
+// One of `known`; else the error names them and the nearest.
+absl::Status CheckName(const TextField& field, const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), field.text) != known.end()) return absl::OkStatus();
+  std::string all;
+  for (size_t i = 0; i < known.size(); ++i) {
+    absl::StrAppend(&all, i == 0 ? "" : i + 1 == known.size() ? " or " : ", ", known[i]);
+  }
+  const std::string nearest = NearestName(field.text, known);
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(field.name), " is \"", field.text, "\", want ", all,
+                   nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+}
+
+absl::Status ReadPolicy(const v1::PolicyConfig& config, StoreOptions& store) {
+  std::vector<std::string> known;
+  for (const policy::PolicyKind& kind : policy::AllPolicies()) {
+    if (!kind.is_oracle) known.emplace_back(kind.name);
+  }
+  KVSTOW_RETURN_IF_ERROR(CheckName({"policy.name", config.name()}, known));
+  store.policy = config.name();
+  return ReadDuration({"policy.turn_gap", config.turn_gap()}, store.turn_gap);
+}
+
+absl::Status ReadAdmission(const v1::NvmeConfig& nvme, StoreOptions& store) {
+  if (nvme.admission().empty()) return absl::OkStatus();
+  KVSTOW_RETURN_IF_ERROR(CheckName({"nvme.admission", nvme.admission()}, {"all", "second-sight"}));
+  if (nvme.path().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nvme.admission is ", nvme.admission(),
+                     " but nvme.path is empty: set nvme.path or leave nvme.admission out"));
+  }
+  store.disk_admission =
+      nvme.admission() == "all" ? DiskAdmission::kAll : DiskAdmission::kSecondSight;
+  return absl::OkStatus();
+}
+
 // Empty capacities mean "the default, if there is a disk tier at all": so a capacity without a path
 // can be told from the default and refused.
 absl::Status ReadNvme(const v1::NvmeConfig& nvme, StoreOptions& store) {
   store.nvme_path = nvme.path();
+  KVSTOW_RETURN_IF_ERROR(ReadAdmission(nvme, store));
   store.nvme_bytes = kDefaultNvmeBytes;
   store.write_behind_bytes_max = kDefaultWriteBehindBytes;
   for (const auto& [name, text, bytes] :
        {std::tuple("nvme.capacity", &nvme.capacity(), &store.nvme_bytes),
         std::tuple("nvme.write_behind_max", &nvme.write_behind_max(),
-                   &store.write_behind_bytes_max)}) {
+                   &store.write_behind_bytes_max),
+        std::tuple("nvme.writes_per_day", &nvme.writes_per_day(),
+                   &store.disk_write_bytes_per_day)}) {
     if (text->empty()) continue;
     KVSTOW_RETURN_IF_ERROR(ReadBytes({name, *text}, *bytes));
     if (nvme.path().empty()) {
@@ -178,6 +218,10 @@ absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   }
   KVSTOW_RETURN_IF_ERROR(
       CheckBytes("dram.capacity", store.dram_bytes, kDramBytesMin, machine.memory_bytes));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckBytes("dram.headroom", store.dram_headroom_bytes, 0, store.dram_bytes / 2));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckDuration("policy.turn_gap", store.turn_gap, absl::ZeroDuration(), absl::Hours(1)));
   KVSTOW_RETURN_IF_ERROR(
       CheckBytes("nvme.capacity", store.nvme_bytes, kNvmeBytesMin, kNvmeBytesMax));
   KVSTOW_RETURN_IF_ERROR(CheckBytes("nvme.write_behind_max", store.write_behind_bytes_max,
@@ -256,6 +300,9 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
   options.unix_socket = config.listen().unix_socket();
   options.tcp = config.listen().tcp();
   KVSTOW_RETURN_IF_ERROR(ReadBytes({"dram.capacity", config.dram().capacity()}, store.dram_bytes));
+  KVSTOW_RETURN_IF_ERROR(
+      ReadBytes({"dram.headroom", config.dram().headroom()}, store.dram_headroom_bytes));
+  KVSTOW_RETURN_IF_ERROR(ReadPolicy(config.policy(), store));
   KVSTOW_RETURN_IF_ERROR(ReadNvme(config.nvme(), store));
   KVSTOW_RETURN_IF_ERROR(ReadDuration({"tickets.write_deadline", config.tickets().write_deadline()},
                                       store.write_deadline));

@@ -92,8 +92,9 @@ absl::Span<const Command> ShellCommands() { return kShellCommands; }
 
 std::vector<const Command*> AllCommands() {
   std::vector<const Command*> commands;
-  for (absl::Span<const Command> group : {TransferCommands(), InspectCommands(), JudgeCommands(),
-                                          BenchCommands(), MachineCommands(), ShellCommands()}) {
+  for (absl::Span<const Command> group :
+       {TransferCommands(), InspectCommands(), TopCommands(), JudgeCommands(), BenchCommands(),
+        MachineCommands(), ShellCommands()}) {
     for (const Command& command : group) commands.push_back(&command);
   }
   return commands;

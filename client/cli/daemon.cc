@@ -54,17 +54,24 @@ pid_t Spawn(const std::vector<std::string>& words, const std::string& log_path) 
 
 }  // namespace
 
-absl::StatusOr<std::string> FindDaemon() {
+absl::StatusOr<std::string> FindProgram(const std::string& name, const std::string& build_folder) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  std::vector<std::string> places = {self.parent_path() / "kvstowd",
-                                     self.parent_path().parent_path() / "service" / "kvstowd",
-                                     "/usr/local/bin/kvstowd", "/usr/bin/kvstowd"};
+  std::vector<std::string> places = {self.parent_path() / name,
+                                     self.parent_path().parent_path() / build_folder / name,
+                                     "/usr/local/bin/" + name, "/usr/bin/" + name};
   for (const std::string& place : places) {
     if (access(place.c_str(), X_OK) == 0) return place;
   }
-  return absl::NotFoundError(absl::StrCat("there is no kvstowd at ", absl::StrJoin(places, ", "),
-                                          "; build it, or start a daemon and give --target"));
+  return absl::NotFoundError(
+      absl::StrCat("there is no ", name, " at ", absl::StrJoin(places, ", "), "; build it"));
+}
+
+absl::StatusOr<std::string> FindDaemon() {
+  absl::StatusOr<std::string> program = FindProgram("kvstowd", "service");
+  if (program.ok()) return program;
+  return absl::NotFoundError(
+      absl::StrCat(program.status().message(), ", or start a daemon and give --target"));
 }
 
 absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(

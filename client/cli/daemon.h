@@ -18,8 +18,9 @@
 
 namespace kvstow {
 
-// kvstowd beside this binary, in the build tree's service/ folder, or in the usual places.
-// kNotFound says where it was looked for.
+// A program of kvstow's: beside this binary, in the folder of the build tree where it is made, or
+// in the usual places. kNotFound says where it was looked for.
+absl::StatusOr<std::string> FindProgram(const std::string& name, const std::string& build_folder);
 absl::StatusOr<std::string> FindDaemon();
 
 class DaemonProcess {

@@ -149,9 +149,11 @@ Json StatJson(const ServiceStat& stat) {
   for (const auto& [name, value] : stat.counters) counters[name] = value;
   return {{"version", stat.version},
           {"uptime_s", absl::ToDoubleSeconds(stat.uptime)},
+          {"policy", stat.policy},
           {"resident_bytes", stat.resident_bytes},
           {"blocks", stat.num_blocks},
           {"index_bytes", stat.index_bytes},
+          {"policy_bytes", stat.policy_bytes},
           {"open_tickets", stat.open_tickets},
           {"open_leases", stat.open_leases},
           {"pinned_bytes", stat.pinned_bytes},

@@ -1,4 +1,4 @@
-// doctor, serve: the machine and its daemon.
+// doctor, serve, replay: the machine, its daemon, and the simulator.
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,14 +35,25 @@ absl::Status RunDoctor(const Args& args, Output& output) {
   return absl::OkStatus();
 }
 
-absl::Status RunServe(const Args& args, Output&) {
-  KVSTOW_ASSIGN_OR_RETURN(const std::string program, FindDaemon());
+// Becomes `program`. Returns only when it cannot.
+absl::Status Become(const std::string& program, const Args& args) {
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
   for (const std::string& word : args.positionals())
     argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   execv(program.c_str(), argv.data());
   return absl::ErrnoToStatus(errno, program);
+}
+
+absl::Status RunServe(const Args& args, Output&) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::string program, FindDaemon());
+  return Become(program, args);
+}
+
+absl::Status RunReplay(const Args& args, Output&) {
+  KVSTOW_ASSIGN_OR_RETURN(const std::string program,
+                          FindProgram("kvstow-replay", "storage/policy"));
+  return Become(program, args);
 }
 
 constexpr Command kMachineCommands[] = {
@@ -59,6 +70,14 @@ constexpr Command kMachineCommands[] = {
                  "--nvme.capacity=8GiB",
       .passes_words_on = true},
      &RunServe},
+    {{.name = "replay",
+      .summary = "what each eviction policy keeps of a trace of requests, simulated",
+      .details = "All words go to kvstow-replay; kvstow replay --help lists them.",
+      .positionals = "TRACE [kvstow-replay's options]",
+      .example = "kvstow replay tests/data/mooncake_conversation_trace.jsonl --policy all "
+                 "--hint session-over=0.5 --html report.html",
+      .passes_words_on = true},
+     &RunReplay},
 };
 
 }  // namespace

@@ -52,7 +52,10 @@ ServiceStat StatFromProto(const v1::StatResponse& response) {
                    .counters = {response.counters().begin(), response.counters().end()},
                    .version = response.version(),
                    .uptime = absl::Milliseconds(response.uptime_ms()),
-                   .resident_bytes = response.resident_bytes()};
+                   .resident_bytes = response.resident_bytes(),
+                   .policy = response.policy(),
+                   .policy_bytes = response.policy_bytes(),
+                   .write_behind_bytes = response.write_behind_bytes()};
   for (const v1::TierStat& tier : response.tiers()) {
     stat.tiers.push_back({.tier = tier.tier(),
                           .capacity_bytes = tier.capacity_bytes(),

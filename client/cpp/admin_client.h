@@ -63,6 +63,9 @@ struct ServiceStat {
   std::string version;
   absl::Duration uptime;
   uint64_t resident_bytes = 0;  // of the daemon
+  std::string policy;           // "rtv"; empty from a service that does not tell
+  uint64_t policy_bytes = 0;
+  uint64_t write_behind_bytes = 0;
 };
 
 // Bits of a location, as LocationBit of control.proto.

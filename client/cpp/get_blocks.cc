@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ constexpr absl::Duration kVerifyTimeout = absl::Seconds(1);
 
 using BlockFn = std::function<void(const ReceivedBlock&)>;
 
+// `common`: what is the same for every call of the Get.
 grpc::ByteBuffer GetRequestBytes(const v1::GetRequest& common, absl::Span<const BlockKey> keys,
                                  const BulkArea* area) {
   v1::GetRequest request = common;
@@ -99,6 +101,9 @@ struct StreamResult {
 struct KeyRange {
   absl::Span<const BlockKey> keys;
   size_t first_block = 0;
+  const BlockKey* all = nullptr;  // keys asked for, of which this is a stretch
+  // The block before the first key, or null.
+  const BlockKey* after() const { return keys.data() == all ? nullptr : keys.data() - 1; }
 };
 
 // Fetches the blocks of one stream: in one call, or with a window in as many as it takes to pass
@@ -129,6 +134,7 @@ absl::Status StreamFetcher::Call(const KeyRange& range, const BulkArea* area,
   v1::GetRequest common;
   common.set_fingerprint(std::string(model_.fingerprint.AsStringView()));
   common.set_local_only(connection.options().local_only);
+  if (range.after() != nullptr) common.set_after(std::string(range.after()->AsStringView()));
   stream.Write(GetRequestBytes(common, range.keys, area));
   stream.WritesDone();
   const absl::Status fault = ReceiveFrames(stream, area, receiver, on_block);
@@ -153,7 +159,7 @@ StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
       const auto bytes = std::min<size_t>(area->memory().size(), kBulkCallBytes);
       count = std::min(count, std::max<size_t>(1, bytes / block_bytes));
     }
-    const KeyRange some{range.keys.subspan(0, count), range.first_block};
+    const KeyRange some{range.keys.subspan(0, count), range.first_block, range.all};
     auto receiver = std::make_unique<BlockReceiver>(model_, some.keys, some.first_block);
     result.status = Call(some, area.has_value() ? &*area : nullptr, on_block, *receiver);
     if (!result.status.ok() && area.has_value()) {
@@ -165,7 +171,7 @@ StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
       }
     }
     result.receivers.push_back(std::move(receiver));
-    range = {range.keys.subspan(count), range.first_block + count};
+    range = {range.keys.subspan(count), range.first_block + count, range.all};
   }
   if (!range.keys.empty()) {  // never asked for: they end as the last call did
     auto rest = std::make_unique<BlockReceiver>(model_, range.keys, range.first_block);
@@ -196,7 +202,8 @@ absl::StatusOr<Fetched> FetchBlocks(ClientState& client, const Model& model,
                                      connection.options().num_channels);
   std::vector<StreamResult> results(num_streams);
   RunParallel(num_streams, [&](int i) {
-    const KeyRange range{Stretch(keys, i, num_streams), StretchBegin(keys.size(), i, num_streams)};
+    const KeyRange range{Stretch(keys, i, num_streams), StretchBegin(keys.size(), i, num_streams),
+                         keys.data()};
     results[i] = StreamFetcher(client, model, deadline).Fetch(range, make_fn());
   });
 

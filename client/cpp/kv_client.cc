@@ -1,6 +1,7 @@
 // KvClient: construction and control calls. Put is in put_session.cc, Get in get_blocks.cc.
 #include "client/cpp/kv_client.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -71,12 +72,31 @@ absl::StatusOr<Model> KvClient::GetModel(const Digest& fingerprint) {
   return MakeModel(*spec);
 }
 
-absl::StatusOr<LookupSummary> KvClient::Lookup(absl::Span<const BlockKey> keys) {
+v1::TurnHints HintsToProto(const Conversation& conversation) {
+  const auto milliseconds = [](absl::Duration duration) {
+    return static_cast<uint32_t>(
+        std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 0, UINT32_MAX));
+  };
+  v1::TurnHints hints;
+  hints.set_session(conversation.session);
+  hints.set_turn(conversation.turn);
+  hints.set_session_over(conversation.session_over);
+  hints.set_returns_within_ms(milliseconds(conversation.returns_within));
+  hints.set_pin_ms(milliseconds(conversation.pin_for));
+  hints.set_output_tokens(conversation.output_tokens);
+  return hints;
+}
+
+absl::StatusOr<LookupSummary> KvClient::Lookup(absl::Span<const BlockKey> keys,
+                                               const LookupOptions& options) {
   KVSTOW_RETURN_IF_ERROR(CheckNumKeys(static_cast<int64_t>(keys.size()), "keys", 1));
   Connection& connection = *state_->connection;
   v1::LookupRequest request;
   request.set_keys(KeysToBytes(keys));
   request.set_local_only(connection.options().local_only);
+  v1::TurnHints hints = HintsToProto(options.conversation);
+  if (hints.ByteSizeLong() > 0) request.mutable_hints()->Swap(&hints);
+  request.set_prefill_tokens_per_s(options.prefill_tokens_per_s);
   v1::LookupResponse response;
   KVSTOW_RETURN_IF_ERROR(
       connection.Call(connection.options().control_timeout, [&](grpc::ClientContext* context) {
@@ -93,6 +113,15 @@ absl::StatusOr<LookupSummary> KvClient::Lookup(absl::Span<const BlockKey> keys) 
   while (summary.num_leading < static_cast<int32_t>(keys.size()) &&
          summary.locations[summary.num_leading] != 0) {
     ++summary.num_leading;
+  }
+  if (response.has_estimate()) {
+    const v1::LoadEstimate& estimate = response.estimate();
+    const auto most = static_cast<uint32_t>(summary.num_leading);
+    summary.advice = {
+        .load_ms = estimate.load_ms(),
+        .recompute_ms = estimate.recompute_ms(),
+        .num_worth_loading = static_cast<int32_t>(std::min(estimate.num_worth_loading(), most)),
+        .is_measured = estimate.is_measured()};
   }
   return summary;
 }

@@ -27,6 +27,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/breaker.h"
+#include "client/cpp/conversation.h"
 #include "kernels/codec/codec.h"
 #include "kernels/core/block_key.h"
 #include "kernels/core/block_layout.h"
@@ -85,6 +86,7 @@ struct PutRequest {
   int32_t first_block = 0;  // earlier blocks are left alone and their rows are not read
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;  // return when the blocks would survive kill -9
+  Conversation conversation;
   // For Put: called on the calling thread after each batch of blocks. May be empty.
   std::function<void(int64_t num_done, int64_t num_blocks)> progress;
 };
@@ -103,6 +105,7 @@ struct LookupSummary {
   std::vector<BlockKey> keys;
   std::vector<uint8_t> locations;  // LocationBit values of control.proto, per key
   int32_t num_leading = 0;
+  LoadAdvice advice;  // if it was asked for and num_leading is not 0
 };
 
 struct GetSummary {
@@ -134,7 +137,8 @@ class KvClient {
   absl::StatusOr<Model> GetModel(const Digest& fingerprint);
 
   // kInvalidArgument: no keys, or more than 65,536.
-  absl::StatusOr<LookupSummary> Lookup(absl::Span<const BlockKey> keys);
+  absl::StatusOr<LookupSummary> Lookup(absl::Span<const BlockKey> keys,
+                                       const LookupOptions& options = {});
   // One call for a whole prompt. kInvalidArgument: no tokens or more than 1,048,576.
   absl::StatusOr<LookupSummary> Lookup(const Model& model, const KeyContext& context,
                                        absl::Span<const int32_t> tokens);

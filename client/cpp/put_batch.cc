@@ -56,10 +56,18 @@ absl::Status PutBatch::ReserveSome(absl::Span<const int32_t> block_idxs, absl::T
   v1::ReserveRequest request;
   request.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
   request.set_form(plan_.compress_at == CompressAt::kWorker ? v1::FORM_ENCODED : v1::FORM_ROWS);
+  *request.mutable_hints() = HintsToProto(plan_.conversation);
+  int32_t previous = -1;
   for (const int32_t block_idx : block_idxs) {
     v1::ReserveBlock* block = request.add_blocks();
     block->set_key(std::string(plan_.keys[block_idx].AsStringView()));
     block->set_codec(CodecPairName(plan_.CodecsOf(block_idx)));
+    // Where it is not the one listed before it: which block it stands behind.
+    const bool is_next = block != &request.blocks(0) && previous == block_idx - 1;
+    if (block_idx > 0 && !is_next) {
+      block->set_after(std::string(plan_.keys[block_idx - 1].AsStringView()));
+    }
+    previous = block_idx;
   }
   v1::ReserveResponse response;
   const absl::Duration timeout = std::min(connection.options().control_timeout, Left(deadline));

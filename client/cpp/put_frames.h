@@ -25,6 +25,7 @@ struct PutPlan {
   CodecChoice codec;
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;
+  Conversation conversation;
 
   CodecPair CodecsOf(int32_t block_idx) const {
     return codec.OfBlock(block_idx, static_cast<int64_t>(keys.size()),

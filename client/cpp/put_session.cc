@@ -56,7 +56,8 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
                  .keys = ChainKeys(context, request.tokens, tokens_per_block),
                  .codec = request.codec,
                  .compress_at = request.compress_at,
-                 .durable = request.durable};
+                 .durable = request.durable,
+                 .conversation = request.conversation};
 }
 
 // The blocks of a request, of `num_blocks` in the prompt.

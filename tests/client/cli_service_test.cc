@@ -139,6 +139,25 @@ TEST_F(CliService, LeftoverTokensAreSaidAndLeftOut) {
   EXPECT_TRUE(back->Expect("token_ids", TensorType::kI32, {64}).ok());
 }
 
+TEST_F(CliService, TopShowsRatesOfWhatHappenedInBetween) {
+  ASSERT_EQ(Kvstow({"put", kFixture, "--codec=safe"}).status, 0);
+  const Result text = Kvstow({"top", "--once", "--interval=20ms"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  for (const char* part : {"policy rtv", "TIER", "dram", "nvme", "CODEC", "blocks read"}) {
+    EXPECT_THAT(text.out, HasSubstr(part));
+  }
+  EXPECT_EQ(text.out.find('\x1b'), std::string::npos);  // no terminal, no control characters
+  const Result json = Kvstow({"top", "--count=3", "--interval=20ms", "--json"});
+  ASSERT_EQ(json.lines().size(), 3u) << json.err;
+  for (const Json& line : json.lines()) {
+    EXPECT_EQ(line["policy"], "rtv");
+    EXPECT_EQ(line["blocks"], 4);
+    EXPECT_EQ(line["per_s"]["seals"], 0);
+    EXPECT_TRUE(line["hit_share"].is_null());
+    EXPECT_EQ(line["tiers"][0]["tier"], "dram");
+  }
+}
+
 TEST_F(CliService, LsPagesThroughEverythingAndAgreesWithKeyAndStat) {
   WriteSmallFile(Path("small"), 1100 * 32);
   ASSERT_EQ(Kvstow({"put", Path("small"), "--codec=raw"}).status, 0);

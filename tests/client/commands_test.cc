@@ -76,6 +76,8 @@ TEST(Cli, UsageErrorsGiveStatus2AndOneLine) {
                                              {"ls", "--fingerprint=1"},
                                              {"verify", "abc"},
                                              {"ping", "--wait=soon"},
+                                             {"top", "--interval=0"},
+                                             {"top", "--count=-1"},
                                              {"bench"},
                                              {"bench", "--path=rdma"},
                                              {"bench", "--path=grpc", "--size=100KiB"},
@@ -101,6 +103,7 @@ TEST(Cli, EveryCallWithoutAServiceFailsWithTheCommandThatHelps) {
                                              {"delete", kFixture, kNobody},
                                              {"ls", kNobody},
                                              {"stat", kNobody},
+                                             {"top", "--once", kNobody},
                                              {"verify", kNobody},
                                              {"ping", kNobody}}) {
     const Result result = RunKvstow(words);

@@ -221,5 +221,37 @@ TEST(Convert, CodecNumbersOfOtherBuildsAreRefused) {
   ExpectInvalid(CodecIdFromWire(256).status(), "unit_codec: 256, want a codec of this build");
 }
 
+TEST(Convert, HintsAreReadAndTheirLimitsNamed) {
+  v1::TurnHints message;
+  const WireHints nothing = *HintsFromProto(message);
+  EXPECT_EQ(nothing.session, 0u);
+  EXPECT_FALSE(nothing.session_over);
+  EXPECT_EQ(nothing.returns_within, absl::ZeroDuration());
+  message.set_session(std::string(64, 's'));
+  message.set_turn(3);
+  message.set_session_over(true);
+  message.set_returns_within_ms(1500);
+  message.set_pin_ms(kMaxPinMs);
+  message.set_input_tokens(100);
+  message.set_output_tokens(7);
+  const WireHints hints = *HintsFromProto(message);
+  EXPECT_NE(hints.session, 0u);
+  EXPECT_EQ(hints.turn, 3u);
+  EXPECT_TRUE(hints.session_over);
+  EXPECT_EQ(hints.returns_within, absl::Milliseconds(1500));
+  EXPECT_EQ(hints.pin_for, absl::Hours(24));
+  EXPECT_EQ(hints.input_tokens, 100);
+  EXPECT_EQ(hints.output_tokens, 7);
+  EXPECT_EQ(HintsFromProto(message)->session, hints.session);
+  message.set_session("t");
+  EXPECT_NE(HintsFromProto(message)->session, hints.session);
+  message.set_session(std::string(65, 's'));
+  ExpectInvalid(HintsFromProto(message).status(), "hints.session: 65 bytes, want at most 64");
+  message.set_session("");
+  message.set_pin_ms(kMaxPinMs + 1);
+  ExpectInvalid(HintsFromProto(message).status(),
+                "hints.pin_ms: 86400001, want at most 86400000, a day");
+}
+
 }  // namespace
 }  // namespace kvstow

@@ -62,6 +62,11 @@ TEST(ServerConfig, DefaultsAreThoseOfTheStructs) {
   EXPECT_EQ(from_nothing.drain_timeout, fresh.drain_timeout);
   EXPECT_EQ(from_nothing.log_level, fresh.log_level);
   EXPECT_EQ(from_nothing.store.dram_bytes, fresh.store.dram_bytes);
+  EXPECT_EQ(from_nothing.store.dram_headroom_bytes, fresh.store.dram_headroom_bytes);
+  EXPECT_EQ(from_nothing.store.policy, fresh.store.policy);
+  EXPECT_EQ(from_nothing.store.turn_gap, fresh.store.turn_gap);
+  EXPECT_EQ(from_nothing.store.disk_admission, fresh.store.disk_admission);
+  EXPECT_EQ(from_nothing.store.disk_write_bytes_per_day, fresh.store.disk_write_bytes_per_day);
   EXPECT_EQ(from_nothing.store.nvme_path, fresh.store.nvme_path);
   EXPECT_EQ(from_nothing.store.nvme_bytes, fresh.store.nvme_bytes);
   EXPECT_EQ(from_nothing.store.write_behind_bytes_max, fresh.store.write_behind_bytes_max);
@@ -83,8 +88,13 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
                                           "--listen.tcp",
                                           "127.0.0.1:7070",
                                           "--dram.capacity=2GiB",
+                                          "--dram.headroom=18MiB",
                                           "--nvme.path=/data",
                                           "--nvme.capacity=3GiB",
+                                          "--nvme.admission=second-sight",
+                                          "--nvme.writes_per_day=19GiB",
+                                          "--policy.name=hazard",
+                                          "--policy.turn_gap=20s",
                                           "--nvme.write_behind_max=64MiB",
                                           "--tickets.write_deadline=7s",
                                           "--tickets.reuse_delay=8s",
@@ -102,6 +112,11 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.unix_socket, "/run/k.sock");
   EXPECT_EQ(options.tcp, "127.0.0.1:7070");
   EXPECT_EQ(options.store.dram_bytes, int64_t{2} << 30);
+  EXPECT_EQ(options.store.dram_headroom_bytes, int64_t{18} << 20);
+  EXPECT_EQ(options.store.disk_admission, DiskAdmission::kSecondSight);
+  EXPECT_EQ(options.store.disk_write_bytes_per_day, int64_t{19} << 30);
+  EXPECT_EQ(options.store.policy, "hazard");
+  EXPECT_EQ(options.store.turn_gap, absl::Seconds(20));
   EXPECT_EQ(options.store.nvme_path, "/data");
   EXPECT_EQ(options.store.nvme_bytes, int64_t{3} << 30);
   EXPECT_EQ(options.store.write_behind_bytes_max, int64_t{64} << 20);
@@ -153,7 +168,7 @@ TEST(ServerConfig, DirectoryAsFileIsRefused) {
 TEST(ServerConfig, HelpListsEveryFieldWithDefaultAndExample) {
   const std::string help = HelpText(kMachine);
   const std::vector<std::string> names = ConfigFieldNames();
-  EXPECT_EQ(names.size(), 27u);
+  EXPECT_EQ(names.size(), 32u);
   for (const std::string& name : names) EXPECT_THAT(help, HasSubstr("--" + name + "="));
   EXPECT_THAT(help, HasSubstr("--dram.capacity=8GiB\n      bytes of the memory tier, populated at "
                               "start (default: 1GiB)\n"));
@@ -262,6 +277,28 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
       {{"--log.level=warnin"},
        "log.level is \"warnin\", want debug, info, warning or error; did you mean warning?"},
       {{"--drain_timeout=2h"}, "drain_timeout is 2h, want 0 to 1h"},
+  };
+  for (const RefusedLine& c : cases) {
+    EXPECT_EQ(Refusal(c.args), c.text) << ::testing::PrintToString(c.args);
+  }
+}
+
+TEST(ServerConfig, RefusesWrongPoliciesByFieldAndNamesTheNearest) {
+  const std::vector<RefusedLine> cases = {
+      {{"--dram.capacity=4MiB", "--dram.headroom=3MiB"},
+       "dram.headroom is 3 MiB, want 0 B to 2 MiB"},
+      {{"--policy.name=rvt"},
+       "policy.name is \"rvt\", want lru, s3fifo, arc, gdsf, hazard or rtv; did you mean rtv?"},
+      {{"--policy.name=belady"},
+       "policy.name is \"belady\", want lru, s3fifo, arc, gdsf, hazard or rtv"},
+      {{"--policy.turn_gap=2h"}, "policy.turn_gap is 2h, want 0 to 1h"},
+      {{"--nvme.path=/d", "--nvme.admission=second-site"},
+       "nvme.admission is \"second-site\", want all or second-sight; did you mean second-sight?"},
+      {{"--nvme.admission=all"},
+       "nvme.admission is all but nvme.path is empty: set nvme.path or leave nvme.admission out"},
+      {{"--nvme.writes_per_day=1GiB"},
+       "nvme.writes_per_day is 1GiB but nvme.path is empty: set nvme.path or leave "
+       "nvme.writes_per_day out"},
   };
   for (const RefusedLine& c : cases) {
     EXPECT_EQ(Refusal(c.args), c.text) << ::testing::PrintToString(c.args);
