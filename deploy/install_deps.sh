@@ -2,7 +2,7 @@
 # Installs what kvstow needs to build, on Debian 12 and its relatives. The one list of packages.
 #
 #   deploy/install_deps.sh          what a build needs
-#   deploy/install_deps.sh --dev    and what the tests need: GoogleTest, clang-format
+#   deploy/install_deps.sh --dev    and what the tests need: GoogleTest, clang-format, pytest
 #   deploy/install_deps.sh --print  prints the names and changes nothing
 #
 # Works as root and with sudo. Asks dpkg first: when everything is there, apt is not called. Nothing
@@ -20,8 +20,12 @@ build_packages=(
   libxxhash-dev libssl-dev           # XXH3; SHA-256
   prometheus-cpp-dev                 # the metrics page
   nlohmann-json3-dev                 # safetensors headers, --json
+  python3-dev python3-pip python3-venv pybind11-dev   # pip install ./client/python
 )
-test_packages=(libgtest-dev libgmock-dev clang-format-14)
+test_packages=(
+  libgtest-dev libgmock-dev clang-format-14
+  python3-numpy python3-pytest python3-yaml   # tests of the Python package and of the manifests
+)
 
 usage() { sed -n '2,/^set /p' "$0" | sed -e '/^set /d' -e 's/^# \{0,1\}//'; }
 say() { printf 'install_deps: %s\n' "$*"; }
