@@ -8,6 +8,7 @@
 #include "kernels/codec/codec.h"
 #include "kernels/codec/int8.h"
 #include "kernels/codec/kivi.h"
+#include "kernels/codec/oscar.h"
 #include "kernels/codec/tqm.h"
 #include "tests/kernels/plane_rows.h"
 #include "tests/kernels/rotation_for.h"
@@ -295,6 +296,20 @@ TEST(CodecQuality, ErrorEnergyOfCalibratedTwoBitCodesIsThePublishedOne) {
     EXPECT_NEAR(ErrorEnergy(plane).mean, family.error, 0.02 * family.error)
         << family.name << (family.role == Role::kKey ? " keys" : " values");
   }
+}
+
+// The smallest scales are rounded by up to a half: the zero stays within the codes. A decoder takes
+// any bits.
+TEST(CodecQuality, ZerosOfOscarStayWithinTheCodes) {
+  const OscarRange range = OscarRangeOf(-4301, 0, -10);  // a scale of 1.4 * 2^-24
+  EXPECT_EQ(range.scale, 1);
+  EXPECT_EQ(range.zero, 768);
+  EXPECT_EQ(OscarZero(FloatToF16(1.5f)), 384);
+  EXPECT_EQ(OscarZero(FloatToF16(5.0f)), 768);
+  EXPECT_EQ(OscarZero(FloatToF16(-1.0f)), 0);
+  EXPECT_EQ(OscarZero(0x7c00), 768);
+  EXPECT_EQ(OscarZero(0xfc00), 0);
+  EXPECT_EQ(OscarZero(0x7e00), 0);
 }
 
 // Inner products with directions that do not know of the row: no bias, and the variance of an
