@@ -47,7 +47,8 @@ absl::Status NcclPair::AwaitReady(absl::Time deadline) {
     if (state == kNcclSuccess) return absl::OkStatus();
     if (state != kNcclInProgress) return library_->NcclError("communicator", state);
     if (clock_.Now() >= deadline) return absl::DeadlineExceededError("NCCL does not get ready");
-    poll(nullptr, 0, kPollMs);
+    pollfd stop = {.fd = stop_fd_, .events = POLLIN};
+    if (poll(&stop, 1, kPollMs) > 0) return absl::CancelledError("this end is being closed");
   }
 }
 

@@ -18,8 +18,9 @@ namespace kvstow {
 
 class NcclPair {
  public:
-  NcclPair(const NcclLibrary* library, int32_t device_idx)
-      : library_(library), device_idx_(device_idx) {}
+  // Waits end, kCancelled, when `stop_fd` becomes readable; -1: never so.
+  NcclPair(const NcclLibrary* library, int32_t device_idx, int stop_fd = -1)
+      : library_(library), device_idx_(device_idx), stop_fd_(stop_fd) {}
   // Aborts, where Abort was not called.
   ~NcclPair() { Abort(); }
   NcclPair(const NcclPair&) = delete;
@@ -48,6 +49,7 @@ class NcclPair {
 
   const NcclLibrary* const library_;
   const int32_t device_idx_;
+  const int stop_fd_;
   const RealClock clock_;
   NcclComm comm_ = nullptr;
   CudaStream stream_ = nullptr;

@@ -25,7 +25,7 @@
 namespace kvstow {
 namespace {
 
-constexpr absl::Duration kHandshakePatience = absl::Seconds(5);
+constexpr absl::Duration kHandshakePatience = absl::Seconds(2);
 constexpr absl::Duration kInitPatience = absl::Seconds(30);
 constexpr absl::Duration kSendPatience = absl::Seconds(5);
 constexpr int kPollMs = 1;  // while transfers run: NCCL has no descriptor to wait on
@@ -146,7 +146,7 @@ void NcclWindow::Run() {
     OwnedFd accepted(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!accepted.is_open()) continue;
     NcclSocket socket(std::move(accepted));
-    NcclPair pair(library_, device_idx_);
+    NcclPair pair(library_, device_idx_, stop_.get());
     // Who does not know the secret changes nothing.
     if (!Greet(socket).ok()) continue;
     was_attached = true;

@@ -17,6 +17,8 @@
 namespace kvstow {
 namespace {
 
+constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which the headers of older systems lack
+
 absl::Status SystemError(std::string_view doing, int error) {
   return absl::ResourceExhaustedError(
       absl::StrCat(absl::string_view(doing.data(), doing.size()), ": ", std::strerror(error)));
@@ -88,7 +90,11 @@ void ShmMapping::Prefault(absl::Duration timeout) {
 }
 
 absl::StatusOr<OwnedFd> CreateWindowFd(int64_t bytes) {
-  OwnedFd fd(memfd_create("kvstow-window", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  // Some sites allow no others (vm.memfd_noexec=2); kernels before 6.3 do not know the flag.
+  OwnedFd fd(memfd_create("kvstow-window", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal));
+  if (!fd.is_open() && errno == EINVAL) {
+    fd.Reset(memfd_create("kvstow-window", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  }
   if (!fd.is_open()) return SystemError("memfd_create", errno);
   if (ftruncate(fd.get(), bytes) != 0 ||
       fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

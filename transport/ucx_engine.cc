@@ -31,9 +31,12 @@ absl::Status UcxError(absl::string_view doing, ucs_status_t status) {
 void SetDefaults() {
   static std::once_flag once;
   std::call_once(once, [] {
-    constexpr std::array<std::array<const char*, 2>, 6> kDefaults = {{
-        {"UCX_TCP_TX_SEG_SIZE", "256k"},
-        {"UCX_TCP_RX_SEG_SIZE", "256k"},
+    // One setting: a worker does not start where it can receive less than it sends.
+    if (getenv("UCX_TCP_TX_SEG_SIZE") == nullptr && getenv("UCX_TCP_RX_SEG_SIZE") == nullptr) {
+      setenv("UCX_TCP_TX_SEG_SIZE", "256k", 0);
+      setenv("UCX_TCP_RX_SEG_SIZE", "256k", 0);
+    }
+    constexpr std::array<std::array<const char*, 2>, 4> kDefaults = {{
         {"UCX_TCP_CM_REUSEADDR", "y"},
         {"UCX_PROTO_ENABLE", "n"},
         {"UCX_KEEPALIVE_INTERVAL", "1s"},

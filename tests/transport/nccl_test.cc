@@ -221,6 +221,23 @@ TEST_F(NcclTest, ARequestOutsideTheWindowEndsIt) {
   (*library)->comm_abort(comm);
 }
 
+TEST_F(NcclTest, AWindowClosesAtOnceWhileItsServiceNeverConnects) {
+  window_ = Open();
+  const absl::StatusOr<NcclTicket> ticket = DecodeNcclTicket(window_->ticket());
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  const RealClock clock;
+  const absl::Time start = clock.Now();
+  auto socket = NcclSocket::Connect(ticket->host, ticket->port, start + kPatience);
+  ASSERT_TRUE(socket.ok()) << socket.status();
+  ASSERT_TRUE(socket->Receive(NcclMessageKind::kGreeting, start + kPatience).ok());
+  ASSERT_TRUE(
+      socket->Send({.kind = NcclMessageKind::kHello, .secret = ticket->secret}, start + kPatience)
+          .ok());
+  ASSERT_TRUE(socket->Receive(NcclMessageKind::kAccept, start + kPatience).ok());
+  window_ = nullptr;  // its communicator waits for the other rank
+  EXPECT_LT(clock.Now() - start, absl::Seconds(20));
+}
+
 TEST_F(NcclTest, TheCapOnChannelsHoldsAndRoomComesBack) {
   MakeTransport(1);
   Connect();

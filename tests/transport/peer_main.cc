@@ -6,6 +6,7 @@
 //   N fill SEED                  window's memory follows from SEED; as at the start
 //   N check OFFSET BYTES SEED    "yes" when these bytes are as SEED gives them
 //   N alive                      "yes" while the service's end is there
+//   N env NAME                   the environment variable
 //   N fork                       a child that keeps the window's socket open until its end
 #include <poll.h>
 #include <sys/prctl.h>
@@ -70,6 +71,12 @@ std::string Obey(Window& window, std::istream& words) {
     return IsPattern(window.memory().subspan(offset, bytes), seed) ? "yes" : "no";
   }
   if (verb == "alive") return window.is_alive() ? "yes" : "no";
+  if (verb == "env") {
+    std::string name;
+    words >> name;
+    const char* const value = std::getenv(name.c_str());
+    return value == nullptr ? "" : value;
+  }
   if (verb == "fork") {
     ForkAndWait(window);
     return "yes";

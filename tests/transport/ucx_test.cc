@@ -238,11 +238,21 @@ TEST_F(UcxTest, UnknownDevicesAndSizesAreErrors) {
   EXPECT_TRUE(absl::IsInvalidArgument(MakeUcxTransport({.channels_max = 0}).status()));
 }
 
-// How the operator's own settings are kept: they are in the environment before the first use, and
-// this test's process has used UCX, so the variable is only looked at.
-TEST_F(UcxTest, DefaultsAreInTheEnvironment) {
-  EXPECT_STREQ(std::getenv("UCX_TCP_TX_SEG_SIZE"), "256k");
-  EXPECT_STREQ(std::getenv("UCX_TLS"), "^shm");
+// In workers of their own: a process has its settings from its first use of UCX on.
+TEST_F(UcxTest, SettingsOfTheOperatorAreKeptAndTheOthersAreOurs) {
+  const auto settings = [](const char* name, const char* value) {
+    unsetenv("UCX_TCP_RX_SEG_SIZE");
+    unsetenv("UCX_TCP_TX_SEG_SIZE");
+    if (name != nullptr) setenv(name, value, 1);
+    PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
+    if (name != nullptr) unsetenv(name);
+    EXPECT_NE(peer.ticket(), "") << peer.output();
+    return absl::StrCat(peer.Ask("env UCX_TCP_RX_SEG_SIZE"), " ",
+                        peer.Ask("env UCX_TCP_TX_SEG_SIZE"), " ", peer.Ask("env UCX_TLS"));
+  };
+  EXPECT_EQ(settings(nullptr, nullptr), "256k 256k ^shm");
+  EXPECT_EQ(settings("UCX_TCP_RX_SEG_SIZE", "64k"), "64k  ^shm");
+  EXPECT_EQ(settings("UCX_TCP_TX_SEG_SIZE", "4k"), " 4k ^shm");
 }
 
 }  // namespace
