@@ -129,6 +129,9 @@ class Run:
             "codec": codec,
             "load_timeout": LOAD_TIMEOUT_S,
             "lookup_timeout": LOOKUP_TIMEOUT_S,
+            # On a busy machine the last prompts take their time; the next engine wants them all.
+            "save_timeout": 60.0,
+            "shutdown_timeout": 60.0,
         }
 
     # --- the checks ---
