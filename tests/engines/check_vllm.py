@@ -130,6 +130,9 @@ class Run:
             "codec": codec,
             "load_timeout": LOAD_TIMEOUT_S,
             "lookup_timeout": LOOKUP_TIMEOUT_S,
+            # On a busy machine the last prompts take their time; the next engine wants them all.
+            "save_timeout": 60.0,
+            "shutdown_timeout": 60.0,
         }
 
     # --- the checks ---
@@ -278,21 +281,21 @@ class Run:
             done = engine.event("done")
             results.append(done)
             print(
-                f"  prompt {i}: daemon {state}, {done['cached']} cached, {done['seconds']} s",
+                f"  prompt {i}: daemon {state}, {done['cached']} cached, {done['seconds']} s, "
+                f"{done['waited']} s of it for the sidecar",
                 flush=True,
             )
         engine.end()
         same = equal(results, self.reference)
         self.check(same == self.count, f"{same} of {self.count} prompts with the right tokens")
-        # A prompt computed alone, from nothing, by this engine while nothing is wrong with the
-        # daemon; then what the sidecar may add.
-        undisturbed = max(r["seconds"] for r in results[9:14])
-        limit = undisturbed + LOOKUP_TIMEOUT_S + LOAD_TIMEOUT_S + SLACK_S
-        longest = max(r["seconds"] for r in results)
+        # What the sidecar cost a prompt: time in hooks and waiting for lookups. The rest is the
+        # engine's own, and depends on what else the machine does.
+        limit = LOOKUP_TIMEOUT_S + LOAD_TIMEOUT_S + SLACK_S
+        longest = max(r["waited"] for r in results)
         self.check(
             longest <= limit,
-            f"the longest prompt took {longest} s; limit {limit:.1f} s: {undisturbed} s computed "
-            f"from nothing, the two deadlines, {SLACK_S} s",
+            f"the longest wait for the sidecar was {longest} s; limit {limit} s: the two "
+            f"deadlines and {SLACK_S} s",
         )
 
     def all(self, only):

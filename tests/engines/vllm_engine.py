@@ -26,9 +26,47 @@ def say(**event):
     print(json.dumps(event), file=EVENTS, flush=True)
 
 
-def result(i, output, seconds):
+class Waited:
+    """Seconds that the engine spent in the connector's hooks, and that requests waited for the
+    answer of a lookup."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self.asked = {}
+
+    def wrap(self, connector):
+        for name, hook in list(vars(connector).items()):
+            if callable(hook) and not name.startswith("_"):
+                setattr(connector, name, self._timed(hook))
+        ask = connector.get_num_new_matched_tokens
+
+        def timed_ask(me, request, *args):
+            first = self.asked.setdefault(request.request_id, time.monotonic())
+            answer = ask(me, request, *args)
+            if answer[0] is not None:
+                self.seconds += time.monotonic() - first
+            return answer
+
+        connector.get_num_new_matched_tokens = timed_ask
+
+    def _timed(self, hook):
+        def timed(*args, **kwargs):
+            start = time.monotonic()
+            try:
+                return hook(*args, **kwargs)
+            finally:
+                self.seconds += time.monotonic() - start
+
+        return timed
+
+
+WAITED = Waited()
+
+
+def result(i, output, seconds, waited=0.0):
     say(
         event="done",
+        waited=round(waited, 3),
         prompt=i,
         tokens=list(output.outputs[0].token_ids),
         prompt_tokens=list(output.prompt_token_ids),
@@ -52,6 +90,9 @@ def main():
 
     options = {}
     if arguments.extra:
+        from kvstow.vllm import KvstowConnector
+
+        WAITED.wrap(KvstowConnector)
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="KvstowConnector",
             kv_connector_module_path="kvstow.vllm",
@@ -77,9 +118,9 @@ def main():
             if not sys.stdin.readline():
                 break
             say(event="start", prompt=i)
-            start = time.monotonic()
+            start, waited = time.monotonic(), WAITED.seconds
             (output,) = engine.generate([prompt], sampling, use_tqdm=False)
-            result(i, output, time.monotonic() - start)
+            result(i, output, time.monotonic() - start, WAITED.seconds - waited)
     else:
         start = time.monotonic()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
