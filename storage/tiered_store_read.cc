@@ -82,7 +82,9 @@ absl::StatusOr<BlockRef> TieredStore::Read(const BlockKey& key) {
     if (!block.in(TierKind::kDram)) return;
     const bool is_candidate = impl.nvme != nullptr && !block.in(TierKind::kNvme) &&
                               impl.options.disk_admission == DiskAdmission::kSecondSight;
-    if (is_candidate && !block.is_queued()) impl.OfferToDisk(block);
+    if (is_candidate && !block.is_queued() && impl.retention->IsUsedAgain(key)) {
+      impl.OfferToDisk(block);
+    }
     absl::StatusOr<BlockRef> pinned = impl.dram->Get(key);
     KVSTOW_CHECK(pinned.ok());  // index and tier change together
     memory = *std::move(pinned);

@@ -97,7 +97,14 @@ absl::Status SetOption(std::string_view name, std::string_view value, ReplayOpti
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   constexpr size_t kCapacitiesMax = 20;
   if (name == "policy") return ParsePolicies(value, options.policies);
-  if (name == "blocks") return ParseSizes(name, value, kCapacitiesMax, options.blocks);
+  if (name == "blocks") {
+    KVSTOW_RETURN_IF_ERROR(ParseSizes(name, value, kCapacitiesMax, options.blocks));
+    // A curve has its points in order, each once.
+    std::sort(options.blocks.begin(), options.blocks.end());
+    options.blocks.erase(std::unique(options.blocks.begin(), options.blocks.end()),
+                         options.blocks.end());
+    return absl::OkStatus();
+  }
   if (name == "tiers") return ParseSizes(name, value, kTiersMax, options.tiers);
   if (name == "hint") return ParseHint(value, options);
   if (name == "block-tokens") return ParseInt(name, value, 1 << 20, options.block_tokens);

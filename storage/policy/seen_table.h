@@ -1,5 +1,5 @@
 // SeenTable: for blocks that are gone, the last request that used them. Bounded and forgetful: an
-// entry may be lost to another one, and with a chance of 2^-32 one is found that never was.
+// entry may be lost to another one, and with a chance of 2^-29 one is found that never was.
 //
 //   SeenTable seen(1 << 20);
 //   seen.Put(hash, request_number);
@@ -13,7 +13,10 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <vector>
+#include <cstdlib>
+#include <memory>
+
+#include "kernels/core/check.h"
 
 namespace kvstow::policy {
 
@@ -21,10 +24,14 @@ class SeenTable {
  public:
   // Rounded up to a power of two.
   explicit SeenTable(uint64_t num_entries)
-      : rows_(std::bit_ceil(std::max<uint64_t>(num_entries / kWays, 1))) {}
+      : num_rows_(std::bit_ceil(std::max<uint64_t>(num_entries / kWays, 1))),
+        // Zeros of the kernel: a page that was never written takes no memory.
+        rows_(static_cast<Row*>(std::calloc(num_rows_, sizeof(Row)))) {
+    KVSTOW_CHECK(rows_ != nullptr);
+  }
 
   void Put(uint64_t hash, uint64_t request_number) {
-    Row& row = rows_[hash & (rows_.size() - 1)];
+    Row& row = rows_[hash & (num_rows_ - 1)];
     Entry* place = &row[0];
     for (Entry& entry : row) {
       if (entry.tag == TagOf(hash)) {
@@ -37,25 +44,31 @@ class SeenTable {
   }
 
   uint64_t Find(uint64_t hash) const {
-    for (const Entry& entry : rows_[hash & (rows_.size() - 1)]) {
+    for (const Entry& entry : rows_[hash & (num_rows_ - 1)]) {
       if (entry.tag == TagOf(hash)) return entry.number;
     }
     return 0;
   }
 
-  int64_t memory_bytes() const { return static_cast<int64_t>(rows_.size() * sizeof(Row)); }
+  // At most; less while few blocks have gone.
+  int64_t memory_bytes() const { return static_cast<int64_t>(num_rows_ * sizeof(Row)); }
 
  private:
   static constexpr uint64_t kWays = 4;
   struct Entry {
-    uint32_t tag = 0;
-    uint32_t number = 0;  // 0: empty
+    uint32_t tag;
+    uint32_t number;  // 0: empty
   };
   using Row = std::array<Entry, kWays>;
 
   static uint32_t TagOf(uint64_t hash) { return static_cast<uint32_t>(hash >> 32) | 1; }
 
-  std::vector<Row> rows_;
+  struct Free {
+    void operator()(Row* rows) const { std::free(rows); }
+  };
+
+  const uint64_t num_rows_;
+  const std::unique_ptr<Row[], Free> rows_;
 };
 
 }  // namespace kvstow::policy

@@ -13,6 +13,7 @@
 #include "storage/policy/keyed_heaps.h"
 #include "storage/policy/ledger.h"
 #include "storage/policy/return_model.h"
+#include "storage/policy/seen_table.h"
 #include "storage/policy/sessions.h"
 #include "storage/policy/simulator.h"
 #include "tests/testing/rng.h"
@@ -129,6 +130,32 @@ TEST(Ledger, ABlockInTheMiddleMayBeErased) {
   EXPECT_EQ(tiers.ledger().Evict(0), 0u);
   EXPECT_EQ(tiers.ledger().Evict(0), kNone);
   EXPECT_EQ(tiers.ledger().num_blocks(0), 0);
+}
+
+TEST(SeenTable, RemembersTheLastUserAndForgetsTheOldestOfARow) {
+  SeenTable seen(64);
+  ::kvstow::testing::Rng rng(5);
+  std::vector<uint64_t> hashes;
+  for (uint64_t number = 1; number <= 1000; ++number) {
+    hashes.push_back(rng.Next());
+    seen.Put(hashes.back(), number);
+    EXPECT_EQ(seen.Find(hashes.back()), number);
+  }
+  seen.Put(hashes.back(), 2000);
+  EXPECT_EQ(seen.Find(hashes.back()), 2000u);
+  int64_t found = 0;
+  for (uint64_t i = 0; i < hashes.size(); ++i) {
+    const uint64_t number = seen.Find(hashes[i]);
+    EXPECT_TRUE(number == 0 || number == i + 1 || number == 2000);
+    found += number == 0 ? 0 : 1;
+    if (i < 500) {
+      EXPECT_EQ(number, 0u) << "an old one has pushed a new one out";
+    }
+  }
+  EXPECT_GT(found, 48);
+  EXPECT_LE(found, 64);
+  EXPECT_EQ(seen.Find(rng.Next()), 0u);
+  EXPECT_EQ(seen.memory_bytes(), 64 * 8);
 }
 
 TEST(BlockTree, ForgetsOldRequestsThatOwnNothing) {

@@ -227,6 +227,11 @@ TEST(ReplayOptions, ReadsBothFormsAndNamesWhatIsWrong) {
   EXPECT_EQ(error({}), "no trace is given");
   EXPECT_NE(error({"t", "--policy", "rvt"}).find("did you mean rtv"), std::string::npos);
   EXPECT_NE(error({"t", "--blocks", "10,-3"}).find("found `-3`"), std::string::npos);
+  EXPECT_NE(error({"t", "--blocks", "0"}).find("found `0`"), std::string::npos);
+  EXPECT_NE(error({"t", "--tiers", "800,0"}).find("found `0`"), std::string::npos);
+  EXPECT_NE(error({"t", "--html="}).find("the name of a file"), std::string::npos);
+  EXPECT_EQ(ParseReplayOptions({"t", "--blocks", "30,10,20,10"})->blocks,
+            (std::vector<int64_t>{10, 20, 30}));
   EXPECT_NE(error({"t", "--tiers", "1,2,3,4,5"}).find("at most 4"), std::string::npos);
   EXPECT_NE(error({"t", "--hint", "over=1"}).find("session-over=SHARE"), std::string::npos);
   EXPECT_NE(error({"t", "--warmup", "1"}).find("below 1"), std::string::npos);

@@ -196,6 +196,51 @@ TEST_F(StoreDiskTest, ErrorsOfTheDirectoryComeThrough) {
   EXPECT_TRUE(absl::IsPermissionDenied(TieredStore::Open(options_, &clock_).status()));
 }
 
+// --- what is written unasked ---
+
+TEST_F(StoreDiskTest, SecondSightWritesWhatASecondTurnHasUsed) {
+  options_.disk_admission = DiskAdmission::kSecondSight;
+  OpenWithDisk();
+  ASSERT_TRUE(Put(0).ok());
+  ASSERT_TRUE(Put(1).ok());
+  store_->RunMaintenance();
+  EXPECT_FALSE(Where(0).in_nvme);
+  EXPECT_EQ(store_->Stats().nvme_writes_filtered, 2);
+  EXPECT_TRUE(HasExactly(0));  // the second turn
+  store_->RunMaintenance();
+  EXPECT_TRUE(Where(0).in_nvme);
+  EXPECT_FALSE(Where(1).in_nvme);
+  // Who asks for it gets it.
+  EXPECT_TRUE(store_->Persist(Keys(1, 2), absl::Seconds(10)).ok());
+  EXPECT_TRUE(Where(1).in_nvme);
+  // A block seen before and lost is written when it comes back.
+  for (uint64_t number = 2; number < 7; ++number) ASSERT_TRUE(Put(number).ok());
+  EXPECT_FALSE(Where(2).present());
+  ASSERT_TRUE(Put(2).ok());
+  store_->RunMaintenance();
+  EXPECT_TRUE(Where(2).in_nvme);
+  EXPECT_EQ(store_->Stats().nvme_bytes_written, 3 * kMiB);
+}
+
+TEST_F(StoreDiskTest, ABudgetStopsWritesThatNobodyAskedFor) {
+  options_.disk_write_bytes_per_day = 24 * 2 * kMiB;  // two blocks an hour
+  OpenWithDisk();
+  for (uint64_t number = 0; number < 4; ++number) ASSERT_TRUE(Put(number).ok());
+  store_->RunMaintenance();
+  EXPECT_EQ(Nvme().num_blocks, 2);
+  EXPECT_EQ(store_->Stats().nvme_writes_over_budget, 2);
+  EXPECT_TRUE(store_->Persist(Keys(3, 4), absl::Seconds(10)).ok());
+  EXPECT_EQ(Nvme().num_blocks, 3);
+  clock_.Advance(absl::Minutes(30));  // pays for what was asked for
+  ASSERT_TRUE(Put(4).ok());
+  store_->RunMaintenance();
+  EXPECT_FALSE(Where(4).in_nvme);
+  clock_.Advance(absl::Minutes(10));
+  ASSERT_TRUE(Put(5).ok());
+  store_->RunMaintenance();
+  EXPECT_TRUE(Where(5).in_nvme);
+}
+
 // --- a disk that is full ---
 
 TEST_F(StoreDiskTest, WithAFullDiskMemoryGoesOnAndTheDiskComesBack) {

@@ -41,6 +41,11 @@ TEST(StoreOptions, EachLimitIsCheckedByName) {
        [](StoreOptions& o) { o.write_deadline = absl::ZeroDuration(); }},
       {"lease_max is -1s, want more than 0 and at most 24h",
        [](StoreOptions& o) { o.lease_max = absl::Seconds(-1); }},
+      {"turn_gap is -1s, want 0 to 24h", [](StoreOptions& o) { o.turn_gap = absl::Seconds(-1); }},
+      {"dram_headroom_bytes is 536870913, want 0 to half of dram_bytes, 536870912",
+       [](StoreOptions& o) { o.dram_headroom_bytes = (o.dram_bytes / 2) + 1; }},
+      {"disk_write_bytes_per_day is -1, want at least 0",
+       [](StoreOptions& o) { o.disk_write_bytes_per_day = -1; }},
       {"reuse_delay is inf, want 0 to 24h",
        [](StoreOptions& o) { o.reuse_delay = absl::InfiniteDuration(); }},
   };
@@ -427,6 +432,49 @@ TEST_F(StoreWriteTest, CapacityIsCountedInStoredBytes) {
   EXPECT_EQ(sum, Dram().used_bytes);  // 64-byte granules: no waste at all
   ASSERT_EQ(store_->Stats().codecs.size(), 1u);
   EXPECT_EQ(store_->Stats().codecs[0].record_bytes, sum);
+}
+
+TEST_F(StoreWriteTest, AnUnknownPolicyIsRefusedAndTheNearestNamed) {
+  options_.policy = "s3fif0";
+  const absl::Status status = TieredStore::Open(options_, &clock_).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_NE(status.message().find("did you mean s3fifo?"), absl::string_view::npos) << status;
+}
+
+TEST_F(StoreWriteTest, HeadroomIsFreeBetweenTurns) {
+  options_.dram_headroom_bytes = kMiB;
+  Open();
+  for (uint64_t number = 0; number < 4; ++number) ASSERT_TRUE(Put(number).ok());
+  EXPECT_EQ(Dram().num_blocks, 4);  // the last turn's blocks are still there
+  store_->RunMaintenance();
+  EXPECT_EQ(Dram().num_blocks, 3);
+  EXPECT_FALSE(Where(0).present());
+  // A turn finds its room without making anybody leave for it.
+  const StoreStats before = store_->Stats();
+  ASSERT_TRUE(Put(4).ok());
+  EXPECT_EQ(store_->Stats().dram_evictions, before.dram_evictions);
+}
+
+TEST_F(StoreWriteTest, ABlockWithoutAPromptAndOneOfAPromptLiveTogether) {
+  std::vector<BlockKey> prompt;
+  for (uint64_t number = 0; number < 3; ++number) prompt.push_back(KeyOf(number));
+  {
+    const auto use = store_->Use({.keys = prompt});
+    for (uint64_t number = 0; number < 3; ++number) {
+      ReserveRequest request = RequestOf(KeyOf(number), Lengths(kMiB));
+      request.use = use;
+      const TicketId ticket = *store_->Reserve(request);
+      ASSERT_TRUE(WriteUnits(*store_, ticket, KeyOf(number), Lengths(kMiB)).ok());
+      ASSERT_TRUE(store_->Seal(ticket).ok());
+    }
+  }
+  ASSERT_TRUE(Put(10).ok());
+  ASSERT_TRUE(Put(11).ok());  // the end of the prompt leaves, not its beginning
+  EXPECT_TRUE(Where(0).present());
+  EXPECT_FALSE(Where(2).present());
+  EXPECT_TRUE(store_->Tell({.keys = {&prompt[0], 1}, .hints = {.session_over = true}}));
+  EXPECT_FALSE(store_->Tell({.keys = {&prompt[2], 1}, .hints = {.session_over = true}}));
+  EXPECT_EQ(store_->Stats().sessions_over, 1);
 }
 
 }  // namespace
