@@ -391,7 +391,7 @@ TEST_F(RetentionTest, ManyThreadsMayUseIt) {
     threads.emplace_back([this, t] {
       Rng rng(t);
       for (uint64_t i = 0; i < 2000; ++i) {
-        const std::vector<BlockKey> keys = Keys({1000 * t + i % 50, 1000 * t + 100 + i});
+        const std::vector<BlockKey> keys = Keys({10000 * t + i % 50, 10000 * t + 100 + i});
         const auto use = retention_->Use({.keys = keys});
         retention_->OnPlaced(keys[1], kDram, kBlockBytes);
         (void)retention_->Choose(kDram);
