@@ -92,6 +92,37 @@ TEST_F(Blocks, ThousandKeyPrefixIsOneLookup) {
   EXPECT_EQ(Counter("lookups") - before, 1000u) << "keys counted";
 }
 
+// A put and the reads of one prompt, over several channels and batches, are one turn; what the
+// client says of it arrives.
+TEST_F(Blocks, AConversationIsFoundByItsPromptAndHintsArrive) {
+  StartDaemon({});
+  const KvData kv(model_.spec, 5, 40);
+  const std::vector<LayerRows> layers = kv.layers();
+  const absl::StatusOr<PutSummary> put =
+      client_->Put(model_, {.tokens = kv.tokens(),
+                            .layers = layers,
+                            .codec = ParseCodecChoice("raw").value(),
+                            .conversation = {.session = "chat", .turn = 1}});
+  ASSERT_TRUE(put.ok()) << put.status();
+  EXPECT_EQ(CountHits(kv), 40);
+  EXPECT_EQ(CountHits(kv), 40);
+  EXPECT_EQ(Counter("turns"), 1u);
+  EXPECT_EQ(Counter("follow_up_turns"), 0u);
+  const absl::StatusOr<LookupSummary> slow =
+      client_->Lookup(KeysOf(kv), {.prefill_tokens_per_s = 0.001});
+  ASSERT_TRUE(slow.ok()) << slow.status();
+  EXPECT_EQ(slow->advice.num_worth_loading, 40);
+  EXPECT_GT(slow->advice.recompute_ms, slow->advice.load_ms);
+  const absl::StatusOr<LookupSummary> over =
+      client_->Lookup({KeysOf(kv)[0]}, {.conversation = {.session = "chat", .session_over = true}});
+  ASSERT_TRUE(over.ok()) << over.status();
+  EXPECT_EQ(Counter("sessions_over"), 1u);
+  EXPECT_EQ(client_->Lookup(KeysOf(kv), {.conversation = {.session = std::string(65, 'x')}})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(Blocks, TenMillionKeyLookupIsRefusedAndTheDaemonLivesOn) {
   StartDaemon({});
   const std::vector<BlockKey> keys(65537);

@@ -243,6 +243,15 @@ TEST_F(RetentionTest, AConversationIsKnownAfterItsBlocksAreGone) {
   EXPECT_EQ(retention_->stats().follow_ups, 1);
 }
 
+TEST_F(RetentionTest, ABlockThatIsWrittenAgainInTheSameTurnBelongsToIt) {
+  Send({10, 11});
+  Send({1, 2, 3});
+  Remove(3);
+  Send({1, 2, 3});
+  EXPECT_EQ(retention_->stats().turns, 2);
+  EXPECT_EQ(Drain(), (Order{11, 10, 3, 2, 1}));
+}
+
 TEST_F(RetentionTest, ATurnIsNamedBySessionAndNumberHoweverLongItTakes) {
   Send({1, 2}, {.session = 7, .turn = 1});
   clock_.Advance(absl::Minutes(2));
