@@ -59,8 +59,12 @@ void BulkArea::Abandon() {
   open_->is_abandoned = true;
 }
 
-std::optional<BulkArea> BulkWindows::Take() {
-  const std::shared_ptr<BulkArea::Open> open = Current();
+std::optional<BulkArea> BulkWindows::Take(int64_t bytes) {
+  // Whole pages, so that areas share none.
+  const int64_t area_bytes =
+      (std::max(bytes, kBulkCallBytes) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (area_bytes > connection_->options().window_bytes / kNumAreas) return std::nullopt;
+  const std::shared_ptr<BulkArea::Open> open = Current(area_bytes);
   if (open == nullptr) return std::nullopt;
   const int area_idx = open->TakeFree();
   if (area_idx < 0) return std::nullopt;
@@ -68,24 +72,27 @@ std::optional<BulkArea> BulkWindows::Take() {
 }
 
 // One thread opens at a time; the others go by gRPC meanwhile.
-std::shared_ptr<BulkArea::Open> BulkWindows::Current() {
+std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes) {
   {
     MutexLock lock(&mutex_);
-    if (open_ != nullptr && open_->IsUsable()) return open_;
-    open_.reset();
-    if (is_opening_ || connection_->options().paths.empty() ||
-        connection_->clock().Now() < next_try_) {
-      return nullptr;
-    }
+    const bool is_usable = open_ != nullptr && open_->IsUsable();
+    if (is_usable && open_->area_bytes >= area_bytes) return open_;
+    // A window that works is replaced at once where it is too small, unless that was just tried.
+    const bool may_try =
+        connection_->clock().Now() >= next_try_ || (is_usable && area_bytes > failed_area_bytes_);
+    if (is_opening_ || connection_->options().paths.empty() || !may_try) return nullptr;
+    if (!is_usable) open_.reset();
     is_opening_ = true;
   }
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened = OpenOne();
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened = OpenOne(area_bytes);
   MutexLock lock(&mutex_);
   is_opening_ = false;
+  failed_area_bytes_ = opened.ok() ? 0 : area_bytes;
   // After a success too: a window that breaks at once must not be opened in a loop.
   next_try_ = connection_->clock().Now() + kRetryAfter;
   why_not_ = opened.ok() ? "" : std::string(opened.status().message());
-  if (opened.ok()) open_ = *std::move(opened);
+  if (!opened.ok()) return nullptr;
+  open_ = *std::move(opened);
   return open_;
 }
 
@@ -103,17 +110,18 @@ absl::StatusOr<std::string> BulkWindows::ServedAddress(PathKind path) {
   return absl::FailedPreconditionError("the service does not know it");
 }
 
-absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind path) {
+absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind path,
+                                                                      int64_t area_bytes) {
   const KvClientOptions& options = connection_->options();
   KVSTOW_ASSIGN_OR_RETURN(std::string address, ServedAddress(path));
   auto open = std::make_shared<BulkArea::Open>();
   if (path == PathKind::kShm) {
     KVSTOW_ASSIGN_OR_RETURN(open->window, OpenShmWindow({.socket_path = std::move(address),
-                                                         .bytes = options.window_bytes,
+                                                         .bytes = kNumAreas * area_bytes,
                                                          .timeout = options.control_timeout}));
   } else {
-    KVSTOW_ASSIGN_OR_RETURN(open->window,
-                            OpenUcxWindow({.bytes = options.window_bytes, .network = options.ucx}));
+    KVSTOW_ASSIGN_OR_RETURN(
+        open->window, OpenUcxWindow({.bytes = kNumAreas * area_bytes, .network = options.ucx}));
   }
   v1::OpenChannelRequest request;
   v1::WindowOffer* offer = request.add_offers();
@@ -125,15 +133,14 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
         return connection_->channels().OpenChannel(context, request, &response);
       }));
   open->channel = response.channel();
-  // Whole pages, so that areas share none.
-  open->area_bytes = options.window_bytes / kNumAreas / kPageBytes * kPageBytes;
+  open->area_bytes = area_bytes;
   return open;
 }
 
-absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne() {
+absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(int64_t area_bytes) {
   std::string why_not;
   for (const PathKind path : connection_->options().paths) {
-    absl::StatusOr<std::shared_ptr<BulkArea::Open>> open = OpenPath(path);
+    absl::StatusOr<std::shared_ptr<BulkArea::Open>> open = OpenPath(path, area_bytes);
     if (open.ok()) return open;
     absl::StrAppend(&why_not, why_not.empty() ? "" : "; ", ToAbsl(PathName(path)), ": ",
                     open.status().message());

@@ -64,23 +64,26 @@ class BulkWindows {
   // `connection` must outlive this.
   explicit BulkWindows(Connection* connection) : connection_(connection) {}
 
-  // Nothing: all areas are taken, or there is no path. May open a window first, which takes a
-  // control call or two.
-  std::optional<BulkArea> Take();
+  // An area of at least `bytes`. Nothing: all areas are taken, there is no path, or the window
+  // would be larger than KvClientOptions::window_bytes. May open a window first, which takes a
+  // control call or two; it is as large as it must be, and a larger one replaces it when one is
+  // needed.
+  std::optional<BulkArea> Take(int64_t bytes);
   // Which path the last transfers took, and why not a better one; for people.
   std::string Explain() const;
 
  private:
   // The first of the paths that can be had, or why the last one cannot.
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne();
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne(int64_t area_bytes);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path, int64_t area_bytes);
   absl::StatusOr<std::string> ServedAddress(PathKind path);
-  std::shared_ptr<BulkArea::Open> Current();
+  std::shared_ptr<BulkArea::Open> Current(int64_t area_bytes);
 
   Connection* const connection_;
   mutable Mutex mutex_;
   std::shared_ptr<BulkArea::Open> open_ ABSL_GUARDED_BY(mutex_);
   bool is_opening_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t failed_area_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the last attempt, until next_try_
   absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::string why_not_ ABSL_GUARDED_BY(mutex_);
 };

@@ -23,7 +23,7 @@ constexpr int kMaxChannels = 16;
 constexpr int kMaxMessageBytes = 16 << 20;  // a page of a list; frames stay below 4 MiB
 constexpr size_t kMaxUnixPathBytes = 107;   // of sockaddr_un, without the final zero
 constexpr int64_t kPooledBytesMax = int64_t{16} << 20;
-constexpr int64_t kMinWindowBytes = int64_t{1} << 20;
+constexpr int64_t kMinWindowBytes = int64_t{16} << 20;
 constexpr char kUnixPrefix[] = "unix:";
 
 absl::Status BadOption(std::string_view field, const std::string& found, std::string_view want) {

@@ -148,10 +148,8 @@ absl::Status StreamFetcher::Call(const KeyRange& range, const BulkArea* area,
 }
 
 StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
-  std::optional<BulkArea> area = client_.windows->Take();
   const auto block_bytes = static_cast<size_t>(MaxBlockBytes(*model_.layout));
-  // A block larger than an area.
-  if (area.has_value() && area->memory().size() < block_bytes) area.reset();
+  std::optional<BulkArea> area = client_.windows->Take(static_cast<int64_t>(block_bytes));
   StreamResult result;
   while (!range.keys.empty() && result.status.ok()) {
     size_t count = range.keys.size();

@@ -52,7 +52,9 @@ struct KvClientOptions {
   // Paths for bytes past gRPC, best first, used where the service has them and the window can be
   // opened; otherwise, and when one breaks, bytes go by gRPC. Empty: gRPC only.
   std::vector<PathKind> paths = {PathKind::kShm, PathKind::kUcx};
-  int64_t window_bytes = int64_t{64} << 20;  // of memory shared with the service; 1 MiB to 4 GiB
+  // Of memory shared with the service, at most; 16 MiB to 4 GiB. 16 MiB are taken for blocks up to
+  // 4 MiB, four times a block for larger ones.
+  int64_t window_bytes = int64_t{256} << 20;
   UcxNetwork ucx;
   BreakerOptions breaker;
   // Asks for what the service has itself; not for what its peers have. For services as clients.

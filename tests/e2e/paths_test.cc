@@ -59,7 +59,7 @@ TEST_F(Paths, BothPathsGiveTheSameBlocksWhereverTheyAreEncoded) {
 TEST_F(Paths, MoreBlocksThanAnAreaHoldsGoInSeveralCalls) {
   StartDaemon({.dram = "64MiB"}, LargerModel());
   KvClientOptions options;
-  options.window_bytes = int64_t{8} << 20;  // areas of 2 MiB: three blocks
+  options.window_bytes = int64_t{16} << 20;  // areas of 4 MiB: seven blocks
   client_ = daemon_->NewClient(options);
   const KvData kv(model_.spec, 2, 40);
   MustPut(kv, "raw");
@@ -68,15 +68,24 @@ TEST_F(Paths, MoreBlocksThanAnAreaHoldsGoInSeveralCalls) {
   EXPECT_EQ(Counter("get_channel_bytes"), 40 * static_cast<uint64_t>(model_.layout->block_bytes()));
 }
 
-TEST_F(Paths, BlocksLargerThanAnAreaGoByGrpc) {
-  StartDaemon({.dram = "64MiB"}, LargerModel());
+TEST_F(Paths, LargeBlocksGetALargerWindowAndTooLargeOnesGoByGrpc) {
+  ModelSpec large = LargerModel();  // 16 layers: 512 KiB a block; now 8 MiB
+  large.groups[0].num_kv_heads *= 16;
+  StartDaemon({.dram = "128MiB"}, large);
   KvClientOptions options;
-  options.window_bytes = int64_t{1} << 20;  // areas of 256 KiB, blocks of 512 KiB
-  client_ = daemon_->NewClient(options);
+  options.window_bytes = int64_t{16} << 20;  // areas of 4 MiB
+  const std::unique_ptr<KvClient> small_client = daemon_->NewClient(options);
   const KvData kv(model_.spec, 3, 3);
   MustPut(kv, "raw");
-  EXPECT_EQ(CountHits(kv), 3);
+  EXPECT_EQ(CountHits(*small_client, kv), 3);
   EXPECT_EQ(Counter("get_channel_bytes"), 0u);
+  EXPECT_EQ(CountHits(kv), 3);  // while one stream opens the window the other goes by gRPC
+  const uint64_t before = Counter("get_channel_bytes");
+  EXPECT_GT(before, 0u);
+  EXPECT_EQ(CountHits(kv), 3);
+  EXPECT_EQ(Counter("get_channel_bytes"),
+            before + 3 * static_cast<uint64_t>(model_.layout->block_bytes()));
+  EXPECT_EQ(client_->ExplainPath(), "shm");
 }
 
 TEST_F(Paths, MoreThreadsThanAreasStillGetTheirOwnBytes) {
