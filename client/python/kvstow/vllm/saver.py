@@ -167,3 +167,9 @@ class Saver:
         self.counts["saved"] += result.num_stored
         self.counts["existing"] += result.num_existing
         self.counts["refused"] += result.num_refused
+        if result.first_refusal is not None:
+            engine.logger.warning(
+                "kvstow: %d blocks of a prompt were refused: %s",
+                result.num_refused,
+                result.first_refusal,
+            )
