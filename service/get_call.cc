@@ -47,7 +47,9 @@ absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<cons
   }
   KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
                           Digest::FromBytes(request.fingerprint(), "fingerprint"));
-  KVSTOW_ASSIGN_OR_RETURN(model_, parts_.models->Find(fingerprint));
+  absl::StatusOr<ModelRef> model = parts_.models->Find(fingerprint);
+  if (!model.ok()) return absl::OkStatus();  // nobody registered it here: what is missing is a miss
+  model_ = *std::move(model);
   const std::vector<Location> locations = parts_.store->Lookup(keys);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!locations[i].in_dram && !locations[i].in_nvme) missing_.push_back(keys[i]);

@@ -72,6 +72,18 @@ TEST_F(Peers, AMissAtBothIsAMiss) {
   EXPECT_EQ(client_->Lookup(model_, {}, kv.tokens())->num_leading, 0);
 }
 
+TEST_F(Peers, BlocksOfAModelThatNobodyRegisteredHereAreMisses) {
+  StartBoth();
+  const absl::StatusOr<Model> other_model = other_client_->RegisterModel(LargerModel());
+  ASSERT_TRUE(other_model.ok()) << other_model.status();
+  const KvData kv = KvData::Empty(other_model->spec, 1);
+  const std::vector<LayerRows> layers = kv.layers();
+  const std::vector<BlockKey> keys = {Sha256("a key")};
+  const absl::StatusOr<GetSummary> summary = client_->Get(*other_model, keys, layers);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_TRUE(absl::IsNotFound(summary->blocks[0]));
+}
+
 TEST_F(Peers, TwoDaemonsThatAskEachOtherDoNotAskInCircles) {
   // The other way round as well: the second daemon's socket is known before it is started.
   const TempFolder folder;
