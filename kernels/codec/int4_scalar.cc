@@ -8,12 +8,8 @@ EncodeResult EncodeInt4Scalar(const PlaneShape& shape, const std::byte* rows, st
   const Int4Layout layout(shape.num_tokens, dim);
   std::memset(plane, 0, layout.plane_bytes);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
-    float max = 0.0f;
-    for (int64_t i = 0; i < dim; ++i) {
-      const float magnitude = std::fabs(LoadValue(shape.dtype, rows, t * dim + i));
-      if (!std::isfinite(magnitude)) return EncodeResult::kKeepRaw;
-      max = std::max(max, magnitude);
-    }
+    const float max = MaxMagnitude(shape.dtype, rows, t * dim, dim);
+    if (std::isnan(max)) return EncodeResult::kKeepRaw;
     const uint16_t scale = Int4Scale(max);
     if (scale == kF16Infinity) return EncodeResult::kKeepRaw;
     if (scale == 0) continue;

@@ -69,17 +69,13 @@ EncodeResult EncodeOlmScalar(const OlmFormat& format, const std::byte* rows, std
   std::memset(plane, 0, layout.plane_bytes);
   std::vector<int32_t> q(shape.dim);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
-    float max = 0.0f;
-    for (int64_t i = 0; i < shape.dim; ++i) {
-      const float magnitude = std::fabs(LoadValue(shape.dtype, rows, t * shape.dim + i));
-      if (!std::isfinite(magnitude)) return EncodeResult::kKeepRaw;
-      max = std::max(max, magnitude);
-    }
+    const float max = MaxMagnitude(shape.dtype, rows, t * shape.dim, shape.dim);
+    if (std::isnan(max)) return EncodeResult::kKeepRaw;
     if (max < kTqZeroBelow) continue;
     const int exponent = std::ilogb(max);
     for (int64_t i = 0; i < shape.dim; ++i) {
       const float x = LoadValue(shape.dtype, rows, t * shape.dim + i);
-      q[i] = static_cast<int32_t>(std::rint(std::ldexp(x, kTqRowBits - exponent)));
+      q[i] = ScaledInt(x, kTqRowBits, exponent);
     }
     const uint16_t scale = EncodeOlmInts(format, q.data(), exponent,
                                          plane + layout.codes_at + t * layout.row_code_bytes);

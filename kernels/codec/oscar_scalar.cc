@@ -34,17 +34,13 @@ EncodeResult EncodeOscarScalar(const PlaneShape& shape, const std::byte* rows, s
   std::memset(plane, 0, format.plane_bytes());
   std::vector<int32_t> q(shape.dim);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
-    float max = 0.0f;
-    for (int64_t i = 0; i < shape.dim; ++i) {
-      const float magnitude = std::fabs(LoadValue(shape.dtype, rows, t * shape.dim + i));
-      if (!std::isfinite(magnitude)) return EncodeResult::kKeepRaw;
-      max = std::max(max, magnitude);
-    }
+    const float max = MaxMagnitude(shape.dtype, rows, t * shape.dim, shape.dim);
+    if (std::isnan(max)) return EncodeResult::kKeepRaw;
     if (max < kTqZeroBelow) continue;
     const int exponent = std::ilogb(max);
     for (int64_t i = 0; i < shape.dim; ++i) {
       const float x = LoadValue(shape.dtype, rows, t * shape.dim + i);
-      q[i] = static_cast<int32_t>(std::rint(std::ldexp(x, kTqRowBits - exponent)));
+      q[i] = ScaledInt(x, kTqRowBits, exponent);
     }
     const OscarRange range = EncodeRow(format, q.data(), exponent,
                                        plane + format.codes_at() + t * format.row_code_bytes());

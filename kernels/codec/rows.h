@@ -1,6 +1,8 @@
 // Values of a plane's rows in memory: one value at a time, any float dtype, any alignment.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +25,22 @@ inline float LoadValue(DType dtype, const std::byte* values, int64_t value_idx) 
   std::memcpy(&bits, values + 2 * value_idx, sizeof(bits));
   KVSTOW_DCHECK(dtype == DType::kBf16 || dtype == DType::kF16);
   return dtype == DType::kBf16 ? Bf16ToFloat(bits) : F16ToFloat(bits);
+}
+
+// Largest magnitude of `count` values from `first` on; NaN where one of them is not finite.
+inline float MaxMagnitude(DType dtype, const std::byte* values, int64_t first, int64_t count) {
+  float max = 0.0f;
+  for (int64_t i = first; i < first + count; ++i) {
+    const float magnitude = std::fabs(LoadValue(dtype, values, i));
+    if (!std::isfinite(magnitude)) return std::nanf("");
+    max = std::max(max, magnitude);
+  }
+  return max;
+}
+
+// rint(x * 2^(bits - exponent)): an exact scaling and one rounding.
+inline int32_t ScaledInt(float x, int bits, int exponent) {
+  return static_cast<int32_t>(std::rint(std::ldexp(x, bits - exponent)));
 }
 
 // Rounds `value` to `dtype`: nearest, ties to even.

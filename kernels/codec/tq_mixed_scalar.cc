@@ -62,18 +62,15 @@ EncodeResult EncodeTqMixedScalar(const TqMixedFormat& format, const std::byte* r
                                  std::byte* plane) {
   const PlaneShape& shape = format.shape;
   std::memset(plane, 0, format.plane_bytes());
-  float max = 0.0f;
-  for (int64_t i = 0; i < int64_t{shape.num_tokens} * shape.dim; ++i) {
-    const float magnitude = std::fabs(LoadValue(shape.dtype, rows, i));
-    if (!std::isfinite(magnitude)) return EncodeResult::kKeepRaw;
-    max = std::max(max, magnitude);
-  }
+  const float max = MaxMagnitude(shape.dtype, rows, 0, int64_t{shape.num_tokens} * shape.dim);
+  if (std::isnan(max)) return EncodeResult::kKeepRaw;
   if (max < kTqZeroBelow) return EncodeResult::kEncoded;
+  const int exponent = std::ilogb(max);
   std::vector<int64_t> energy(shape.dim);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
     for (int64_t j = 0; j < shape.dim; ++j) {
       const float x = LoadValue(shape.dtype, rows, t * shape.dim + j);
-      const auto p = static_cast<int64_t>(std::rint(std::ldexp(x, kTqRowBits - std::ilogb(max))));
+      const int64_t p = ScaledInt(x, kTqRowBits, exponent);
       energy[j] += p * p;
     }
   }

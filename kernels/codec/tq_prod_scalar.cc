@@ -77,17 +77,13 @@ EncodeResult EncodeTqProdScalar(const TqProdFormat& format, const std::byte* row
   std::memset(plane, 0, format.plane_bytes());
   std::vector<int32_t> q(shape.dim);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
-    float max = 0.0f;
-    for (int i = 0; i < shape.dim; ++i) {
-      const float magnitude = std::fabs(LoadValue(shape.dtype, rows, t * shape.dim + i));
-      if (!std::isfinite(magnitude)) return EncodeResult::kKeepRaw;
-      max = std::max(max, magnitude);
-    }
+    const float max = MaxMagnitude(shape.dtype, rows, t * shape.dim, shape.dim);
+    if (std::isnan(max)) return EncodeResult::kKeepRaw;
     if (max < kTqZeroBelow) continue;
     const int exponent = std::ilogb(max);
     for (int i = 0; i < shape.dim; ++i) {
       const float x = LoadValue(shape.dtype, rows, t * shape.dim + i);
-      q[i] = static_cast<int32_t>(std::rint(std::ldexp(x, kTqRowBits - exponent)));
+      q[i] = ScaledInt(x, kTqRowBits, exponent);
     }
     std::byte* codes = plane + format.codes_at() + t * format.row_code_bytes();
     const uint16_t scale = EncodeTqInts(format.first(), q.data(), exponent, codes);

@@ -2,26 +2,6 @@
 #include "kernels/codec/tqm.h"
 
 namespace kvstow {
-namespace {
-
-// Largest magnitude of `count` values; NaN where one of them is not finite.
-float MaxMagnitude(DType dtype, const std::byte* values, int64_t first, int64_t count) {
-  float max = 0.0f;
-  for (int64_t i = first; i < first + count; ++i) {
-    const float magnitude = std::fabs(LoadValue(dtype, values, i));
-    if (!std::isfinite(magnitude)) return std::nanf("");
-    max = std::max(max, magnitude);
-  }
-  return max;
-}
-
-// rint(x * 2^(bits - exponent)): an exact scaling and one rounding.
-int32_t ToInt(float x, int bits, int exponent) {
-  return static_cast<int32_t>(std::rint(std::ldexp(x, bits - exponent)));
-}
-
-}  // namespace
-
 EncodeResult EncodeTqScalar(const TqFormat& format, const PlaneShape& shape, const std::byte* rows,
                             std::byte* plane) {
   const TqLayout layout(format.bits, /*has_means=*/false, shape.num_tokens, format.dim);
@@ -34,7 +14,7 @@ EncodeResult EncodeTqScalar(const TqFormat& format, const PlaneShape& shape, con
     if (max < kTqZeroBelow) continue;
     const int exponent = std::ilogb(max);
     for (int i = 0; i < format.dim; ++i) {
-      q[i] = ToInt(LoadValue(shape.dtype, rows, first + i), kTqRowBits, exponent);
+      q[i] = ScaledInt(LoadValue(shape.dtype, rows, first + i), kTqRowBits, exponent);
     }
     const uint16_t scale = EncodeTqInts(format, q.data(), exponent,
                                         plane + layout.codes_at + t * layout.row_code_bytes);
@@ -70,7 +50,7 @@ EncodeResult EncodeTqmScalar(const TqFormat& format, const PlaneShape& shape, co
   const int exponent = std::ilogb(max);
   std::vector<int32_t> p(num_values);
   for (int64_t i = 0; i < num_values; ++i) {
-    p[i] = ToInt(LoadValue(shape.dtype, rows, i), kTqmPlaneBits, exponent);
+    p[i] = ScaledInt(LoadValue(shape.dtype, rows, i), kTqmPlaneBits, exponent);
   }
   const TqmMeans means = EncodeTqmMeans(p, shape.num_tokens, dim, exponent);
   if (means.scale == kF16Infinity) return EncodeResult::kKeepRaw;
