@@ -470,6 +470,14 @@ absl::Status ParseFrame(const grpc::ByteBuffer& buffer, GetFrameHeader& header,
   return ParseInto(buffer, header, payload);
 }
 
+grpc::Slice OwnedSlice(std::shared_ptr<const void> owner, absl::Span<const std::byte> bytes) {
+  auto* kept = new std::shared_ptr<const void>(std::move(owner));
+  // gRPC does not write through the pointer; its type is that of C.
+  return grpc::Slice(
+      const_cast<std::byte*>(bytes.data()), bytes.size(),
+      [](void* user) { delete static_cast<std::shared_ptr<const void>*>(user); }, kept);
+}
+
 FramePayload::FramePayload(grpc::Slice payload, bool is_shared)
     : starts_({0}), size_(static_cast<int64_t>(payload.size())), is_shared_(is_shared) {
   slices_.push_back(std::move(payload));

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,11 @@ struct GetFrameHeader {
 // One buffer: header and payload. The slices are shared, not copied. CHECKs kMaxFrameBytes.
 grpc::ByteBuffer BuildFrame(const PutFrameHeader& header, std::vector<grpc::Slice> payload);
 grpc::ByteBuffer BuildFrame(const GetFrameHeader& header, std::vector<grpc::Slice> payload);
+
+// A slice over memory that `owner` keeps. gRPC lets go of the owner exactly once, with the last
+// piece of the slice: only then is the memory no longer read. The end of a write is too early for
+// that.
+grpc::Slice OwnedSlice(std::shared_ptr<const void> owner, absl::Span<const std::byte> bytes);
 
 // The payload of a received frame: pieces of memory that live as long as this object.
 class FramePayload {

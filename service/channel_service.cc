@@ -11,15 +11,6 @@ namespace {
 
 constexpr int kMaxOffers = 8;
 
-absl::StatusOr<uint64_t> TakeOffer(const ServiceParts& parts, const v1::WindowOffer& offer,
-                                   absl::Duration timeout) {
-  for (const ServedPath& served : parts.channels->paths()) {
-    if (PathName(served.path) != offer.path()) continue;
-    return parts.channels->Open(served.path, offer.ticket(), timeout);
-  }
-  return absl::FailedPreconditionError("this service does not know it");
-}
-
 absl::Status DoOpenChannel(const ServiceParts& parts, const v1::OpenChannelRequest& request,
                            absl::Duration timeout, v1::OpenChannelResponse* response) {
   if (request.offers_size() < 1 || request.offers_size() > kMaxOffers) {
@@ -27,7 +18,8 @@ absl::Status DoOpenChannel(const ServiceParts& parts, const v1::OpenChannelReque
         absl::StrCat("offers: ", request.offers_size(), ", want 1 to ", kMaxOffers));
   }
   for (const v1::WindowOffer& offer : request.offers()) {
-    const absl::StatusOr<uint64_t> channel = TakeOffer(parts, offer, timeout);
+    const absl::StatusOr<uint64_t> channel =
+        parts.channels->Open(offer.path(), offer.ticket(), timeout);
     if (channel.ok()) {
       response->set_channel(*channel);
       response->set_path(offer.path());

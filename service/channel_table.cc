@@ -21,14 +21,6 @@ constexpr absl::Duration kQuiesceTimeout = absl::Seconds(1);
 // One waiter polls for all, and so long; then it looks whether its own transfer has ended.
 constexpr absl::Duration kPollTimeout = absl::Milliseconds(100);
 
-// A slice over memory that `owner` keeps.
-grpc::Slice SliceOf(std::shared_ptr<const void> owner, absl::Span<std::byte> bytes) {
-  auto* kept = new std::shared_ptr<const void>(std::move(owner));
-  return grpc::Slice(
-      bytes.data(), bytes.size(),
-      [](void* user) { delete static_cast<std::shared_ptr<const void>*>(user); }, kept);
-}
-
 // For memory that a device or a peer may still write: never given back.
 void KeepForEver(std::shared_ptr<const void> owner) {
   static auto* mutex = new Mutex();
@@ -56,14 +48,14 @@ absl::StatusOr<FramePayload> BulkChannel::Load(uint64_t offset, uint64_t bytes) 
   const absl::Span<std::byte> in_place = channel_->InPlace(from, static_cast<int64_t>(bytes));
   if (!in_place.empty()) {
     if (!is_alive()) return absl::UnavailableError("the worker of the channel is gone");
-    return FramePayload(SliceOf(shared_from_this(), in_place), /*is_shared=*/true);
+    return FramePayload(OwnedSlice(shared_from_this(), in_place), /*is_shared=*/true);
   }
   std::shared_ptr<std::byte[]> copy(new std::byte[bytes]);
   const absl::Span<std::byte> local(copy.get(), bytes);
   KVSTOW_RETURN_IF_ERROR(Run(
       {.op = TransferOp::kRead, .window_offset = from, .local = local, .timeout = kTransferTimeout},
       copy));
-  return FramePayload(SliceOf(std::move(copy), local), /*is_shared=*/false);
+  return FramePayload(OwnedSlice(std::move(copy), local), /*is_shared=*/false);
 }
 
 absl::Status BulkChannel::Store(uint64_t offset, absl::Span<const std::byte> bytes,
@@ -130,10 +122,11 @@ ChannelTable::~ChannelTable() {
   reaper_.join();
 }
 
-absl::StatusOr<uint64_t> ChannelTable::Open(PathKind path, std::string_view ticket,
+absl::StatusOr<uint64_t> ChannelTable::Open(std::string_view path, std::string_view ticket,
                                             absl::Duration timeout) {
-  const auto served = std::find_if(paths_.begin(), paths_.end(),
-                                   [&](const ServedPath& known) { return known.path == path; });
+  const auto served = std::find_if(paths_.begin(), paths_.end(), [&](const ServedPath& known) {
+    return PathName(known.path) == path;
+  });
   if (served == paths_.end() || served->transport == nullptr) {
     return absl::FailedPreconditionError(served == paths_.end() ? "this service does not know it"
                                                                 : served->unavailable);

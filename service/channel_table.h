@@ -1,7 +1,7 @@
 // ChannelTable: the windows of workers that this service is attached to, by the number that frames
 // name them with.
 //
-//   KVSTOW_ASSIGN_OR_RETURN(uint64_t id, table.Open(PathKind::kShm, ticket, timeout));
+//   KVSTOW_ASSIGN_OR_RETURN(uint64_t id, table.Open("shm", ticket, timeout));
 //   KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<BulkChannel> channel, table.Find(id));
 //   KVSTOW_ASSIGN_OR_RETURN(FramePayload payload, channel->Load(offset, bytes));
 //
@@ -76,8 +76,10 @@ class ChannelTable {
   ChannelTable(const ChannelTable&) = delete;
   ChannelTable& operator=(const ChannelTable&) = delete;
 
-  // Attaches. As Transport::Attach; kFailedPrecondition: this service has no such path.
-  absl::StatusOr<uint64_t> Open(PathKind path, std::string_view ticket, absl::Duration timeout);
+  // Attaches; `path` by its name. As Transport::Attach; kFailedPrecondition: this service has no
+  // such path.
+  absl::StatusOr<uint64_t> Open(std::string_view path, std::string_view ticket,
+                                absl::Duration timeout);
   // kNotFound: unknown, closed, or its worker is gone.
   absl::StatusOr<std::shared_ptr<BulkChannel>> Find(uint64_t id);
   absl::Status Close(uint64_t id);

@@ -18,16 +18,6 @@ namespace {
 constexpr uint32_t kMaxUnitsPerFrame = 4000;
 constexpr int64_t kMaxUnitBytes = kMaxFrameBytes - kMaxFrameHeaderBytes;
 
-// A slice over memory that `owner` keeps. gRPC calls back exactly once, when it has let go of the
-// last piece: only then is the memory no longer read. The end of the write is too early for that.
-grpc::Slice OwnedSlice(std::shared_ptr<const void> owner, const std::byte* data, size_t bytes) {
-  auto* kept = new std::shared_ptr<const void>(std::move(owner));
-  // gRPC does not write through the pointer; its type is that of C.
-  return grpc::Slice(
-      const_cast<std::byte*>(data), bytes,
-      [](void* user) { delete static_cast<std::shared_ptr<const void>*>(user); }, kept);
-}
-
 }  // namespace
 
 absl::StatusOr<grpc::ByteBuffer> FrameSource::Next() {
@@ -199,7 +189,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Finish(GetFrameHeader header,
     window_fault_ = StoreInWindow(header, std::move(owner), payload);
     KVSTOW_RETURN_IF_ERROR(window_fault_);
   } else {
-    slices.push_back(OwnedSlice(std::move(owner), payload.data(), payload.size()));
+    slices.push_back(OwnedSlice(std::move(owner), payload));
   }
   next_unit_ += static_cast<uint32_t>(header.unit_xxh3.size());
   if (next_unit_ == record_->num_units()) {

@@ -63,27 +63,38 @@ absl::Status Keep(const RegisteredModel& model, const BlockKey& key, const Encod
   return written;
 }
 
+KvClientOptions ClientOptions(const PeerOptions& options, const std::string& target) {
+  return {.target = target,
+          .num_channels = 1,
+          .control_timeout = options.timeout,
+          .data_timeout = options.timeout,
+          .paths = {},
+          .local_only = true};
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PeerSet>> PeerSet::Create(const PeerOptions& options) {
-  if (options.targets.size() > kMaxPeers) {
+absl::Status PeerOptions::Validate() const {
+  if (targets.size() > kMaxPeers) {
     return absl::InvalidArgumentError(
-        absl::StrCat("peers.list: ", options.targets.size(), " peers, want at most ", kMaxPeers));
+        absl::StrCat("peers.list: ", targets.size(), " peers, want at most ", kMaxPeers));
   }
+  for (const std::string& target : targets) {
+    if (const absl::Status status = ClientOptions(*this, target).Validate(); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("peers.list: \"", target, "\": ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<PeerSet>> PeerSet::Create(const PeerOptions& options) {
+  KVSTOW_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<PeerSet> set(new PeerSet());
   for (const std::string& target : options.targets) {
-    KvClientOptions client{.target = target,
-                           .num_channels = 1,
-                           .control_timeout = options.timeout,
-                           .data_timeout = options.timeout};
-    client.paths.clear();
-    client.local_only = true;
-    absl::StatusOr<std::unique_ptr<KvClient>> created = KvClient::Create(client);
-    if (!created.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("peers.list: \"", target, "\": ", created.status().message()));
-    }
-    set->peers_.push_back({target, *std::move(created)});
+    KVSTOW_ASSIGN_OR_RETURN(std::unique_ptr<KvClient> client,
+                            KvClient::Create(ClientOptions(options, target)));
+    set->peers_.push_back({target, std::move(client)});
   }
   return set;
 }

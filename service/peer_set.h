@@ -28,9 +28,14 @@
 
 namespace kvstow {
 
+inline constexpr size_t kMaxPeers = 16;
+
 struct PeerOptions {
   std::vector<std::string> targets;  // "unix:PATH" or "HOST:PORT"
   absl::Duration timeout = absl::Seconds(2);
+
+  // kInvalidArgument: a bad target, or more than kMaxPeers.
+  absl::Status Validate() const;
 };
 
 struct PeerCounters {
@@ -42,9 +47,7 @@ struct PeerCounters {
 
 class PeerSet {
  public:
-  static constexpr size_t kMaxPeers = 16;
-
-  // kInvalidArgument: a bad target, or more than kMaxPeers.
+  // As PeerOptions::Validate.
   static absl::StatusOr<std::unique_ptr<PeerSet>> Create(const PeerOptions& options);
 
   bool empty() const { return peers_.empty(); }

@@ -286,8 +286,7 @@ absl::Status ServerOptions::Validate(const Machine& machine) const {
   KVSTOW_RETURN_IF_ERROR(CheckChannels(channels, machine));
   KVSTOW_RETURN_IF_ERROR(
       CheckDuration("peers.timeout", peers.timeout, absl::Milliseconds(10), absl::Minutes(1)));
-  // Nothing is opened yet, so the list is checked before the daemon touches anything.
-  KVSTOW_RETURN_IF_ERROR(PeerSet::Create(peers).status());
+  KVSTOW_RETURN_IF_ERROR(peers.Validate());
   KVSTOW_RETURN_IF_ERROR(
       CheckDuration("drain_timeout", drain_timeout, absl::ZeroDuration(), absl::Hours(1)));
   return store.Validate();

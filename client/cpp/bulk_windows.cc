@@ -96,27 +96,13 @@ std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes) {
   return open_;
 }
 
-absl::StatusOr<std::string> BulkWindows::ServedAddress(PathKind path) {
-  v1::ListPathsResponse response;
-  KVSTOW_RETURN_IF_ERROR(
-      connection_->Call(connection_->options().control_timeout, [&](grpc::ClientContext* context) {
-        return connection_->channels().ListPaths(context, v1::ListPathsRequest(), &response);
-      }));
-  for (const v1::PathInfo& info : response.paths()) {
-    if (info.path() != PathName(path)) continue;
-    if (!info.unavailable().empty()) return absl::FailedPreconditionError(info.unavailable());
-    return info.address();
-  }
-  return absl::FailedPreconditionError("the service does not know it");
-}
-
 absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind path,
+                                                                      const std::string& address,
                                                                       int64_t area_bytes) {
   const KvClientOptions& options = connection_->options();
-  KVSTOW_ASSIGN_OR_RETURN(std::string address, ServedAddress(path));
   auto open = std::make_shared<BulkArea::Open>();
   if (path == PathKind::kShm) {
-    KVSTOW_ASSIGN_OR_RETURN(open->window, OpenShmWindow({.socket_path = std::move(address),
+    KVSTOW_ASSIGN_OR_RETURN(open->window, OpenShmWindow({.socket_path = address,
                                                          .bytes = kNumAreas * area_bytes,
                                                          .timeout = options.control_timeout}));
   } else {
@@ -138,12 +124,25 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
 }
 
 absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(int64_t area_bytes) {
+  v1::ListPathsResponse response;
+  KVSTOW_RETURN_IF_ERROR(
+      connection_->Call(connection_->options().control_timeout, [&](grpc::ClientContext* context) {
+        return connection_->channels().ListPaths(context, v1::ListPathsRequest(), &response);
+      }));
   std::string why_not;
   for (const PathKind path : connection_->options().paths) {
-    absl::StatusOr<std::shared_ptr<BulkArea::Open>> open = OpenPath(path, area_bytes);
-    if (open.ok()) return open;
+    absl::Status status = absl::FailedPreconditionError("the service does not know it");
+    for (const v1::PathInfo& info : response.paths()) {
+      if (info.path() != PathName(path)) continue;
+      status = absl::FailedPreconditionError(info.unavailable());
+      if (!info.unavailable().empty()) break;
+      absl::StatusOr<std::shared_ptr<BulkArea::Open>> open =
+          OpenPath(path, info.address(), area_bytes);
+      if (open.ok()) return open;
+      status = open.status();
+    }
     absl::StrAppend(&why_not, why_not.empty() ? "" : "; ", ToAbsl(PathName(path)), ": ",
-                    open.status().message());
+                    status.message());
   }
   return absl::UnavailableError(why_not);
 }

@@ -75,8 +75,9 @@ class BulkWindows {
  private:
   // The first of the paths that can be had, or why the last one cannot.
   absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne(int64_t area_bytes);
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path, int64_t area_bytes);
-  absl::StatusOr<std::string> ServedAddress(PathKind path);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path,
+                                                           const std::string& address,
+                                                           int64_t area_bytes);
   std::shared_ptr<BulkArea::Open> Current(int64_t area_bytes);
 
   Connection* const connection_;

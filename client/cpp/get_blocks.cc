@@ -50,12 +50,9 @@ absl::Status TakeFromWindow(const GetFrameHeader& header, const BulkArea& area,
     return absl::DataLossError(absl::StrCat("get: a payload at ", header.window_offset, " of ",
                                             header.window_bytes, " bytes, outside of the area"));
   }
-  auto* kept = new std::shared_ptr<const void>(area.owner());
-  payload = FramePayload(
-      grpc::Slice(
-          area.memory().data() + begin, header.window_bytes,
-          [](void* user) { delete static_cast<std::shared_ptr<const void>*>(user); }, kept),
-      /*is_shared=*/true);
+  payload =
+      FramePayload(OwnedSlice(area.owner(), area.memory().subspan(begin, header.window_bytes)),
+                   /*is_shared=*/true);
   return absl::OkStatus();
 }
 
