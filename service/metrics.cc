@@ -21,9 +21,9 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 constexpr std::array<std::string_view, kNumMethods> kMethodNames = {
-    "RegisterModel", "GetModel", "ListModels", "Lookup",    "Reserve",     "Seal",
-    "Abort",         "Acquire",  "Release",    "Delete",    "List",        "Stat",
-    "Verify",        "Put",      "Get",        "ListPaths", "OpenChannel", "CloseChannel"};
+    "RegisterModel", "GetModel", "ListModels", "SetPlan",     "Lookup",      "Reserve", "Seal",
+    "Abort",         "Acquire",  "Release",    "Delete",      "List",        "Stat",    "Verify",
+    "Put",           "Get",      "ListPaths",  "OpenChannel", "CloseChannel"};
 
 constexpr std::array<std::string_view, 17> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
@@ -232,6 +232,7 @@ std::vector<std::pair<std::string_view, int64_t>> Metrics::Counters() const {
       {"get_channel_bytes", transfer_.get_channel_bytes.load()},
       {"raw_fallback_planes", transfer_.raw_fallback_planes.load()},
       {"bad_checksums", transfer_.bad_checksums.load()},
+      {"plan_refusals", transfer_.plan_refusals.load()},
   };
 }
 
