@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/local_ip.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 #include "kvstow/v1/channels.grpc.pb.h"
@@ -106,8 +107,13 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
                                                          .bytes = kNumAreas * area_bytes,
                                                          .timeout = options.control_timeout}));
   } else {
+    std::string ip = options.ucx_ip;
+    if (ip.empty()) {
+      KVSTOW_ASSIGN_OR_RETURN(ip, LocalIpTowards(options.target));
+    }
     KVSTOW_ASSIGN_OR_RETURN(
-        open->window, OpenUcxWindow({.bytes = kNumAreas * area_bytes, .network = options.ucx}));
+        open->window,
+        OpenUcxWindow({.bytes = kNumAreas * area_bytes, .network = options.ucx, .ip = ip}));
   }
   v1::OpenChannelRequest request;
   v1::WindowOffer* offer = request.add_offers();
