@@ -32,7 +32,7 @@ bool GetCall::FillFromPeers() {
     refill_is_out_ = true;
   }
   const absl::Status submitted = parts_.fetchers->Submit([this] {
-    parts_.peers->Fill(*model_, missing_, *parts_.store);
+    parts_.peers->Fill(*model_, missing_, {*parts_.store, *parts_.calibrations, *parts_.models});
     Continue(/*refill_is_over=*/true);
   });
   if (submitted.ok()) return true;

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/kv_client.h"
+#include "service/calibration_store.h"
 #include "service/model_registry.h"
 #include "storage/tiered_store.h"
 
@@ -53,8 +54,15 @@ class PeerSet {
   bool empty() const { return peers_.empty(); }
   // Per key: does a peer hold it? Peers that do not answer in time hold nothing.
   std::vector<bool> Lookup(absl::Span<const BlockKey> keys);
-  // Brings what peers hold of `keys` into `store`. Returns how many blocks.
-  int64_t Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys, TieredStore& store);
+  // Where blocks, and the calibrations that they need, are brought to.
+  struct Destination {
+    TieredStore& store;
+    CalibrationStore& calibrations;
+    const ModelRegistry& models;
+  };
+  // Brings what peers hold of `keys`. Returns how many blocks.
+  int64_t Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
+               const Destination& to);
 
   const PeerCounters& counters() const { return counters_; }
 
@@ -71,7 +79,7 @@ class PeerSet {
   std::vector<int> Choose(absl::Span<const BlockKey> keys,
                           const std::vector<std::vector<bool>>& holds) const;
   int64_t FetchFrom(Peer& peer, const RegisteredModel& model, absl::Span<const BlockKey> keys,
-                    TieredStore& store);
+                    const Destination& to);
 
   std::vector<Peer> peers_;
   PeerCounters counters_;

@@ -28,6 +28,7 @@ constexpr Option kEvalOptions[] = {
     {"put", "", "put what is not there yet"},
     {"check", "",
      "exit status 1 when a byte of raw differs or a bound (for the bundled KV) is broken"},
+    kCalibrationOption,
     {"rounds", "N", "puts and gets that are timed, of which the median counts", "5"},
     kModelOption,
     kWeightsOption,
@@ -58,6 +59,7 @@ struct EvalPlan {
   std::string tenant_prefix;
   bool put_missing = false;
   int64_t rounds = 0;
+  Digest calibration_id;
 
   int64_t num_tokens() const { return file.num_full_blocks() * file.spec().tokens_per_block; }
   int64_t kv_bytes() const { return file.num_full_blocks() * model.layout->block_bytes(); }
@@ -77,7 +79,8 @@ absl::StatusOr<PutSummary> PutAs(const EvalPlan& plan, const std::string& codec,
       plan.service.kv->Put(plan.model, {.context = plan.ContextOf(tenant),
                                         .tokens = plan.file.tokens(),
                                         .layers = plan.file.layers(),
-                                        .codec = choice});
+                                        .codec = choice,
+                                        .calibration_id = plan.calibration_id});
   if (!put.ok()) return plan.service.Explain(put.status());
   if (put->num_refused > 0) {
     return absl::ResourceExhaustedError(
@@ -260,8 +263,11 @@ absl::Status RunEval(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());
   if (!model.ok()) return service.Explain(model.status());
-  const EvalPlan plan{file,  probe, service, *model, args.Text("tenant-prefix"), args.Has("put"),
-                      rounds};
+  KVSTOW_ASSIGN_OR_RETURN(const Digest calibration_id,
+                          ReadCalibration(args, service, model->fingerprint));
+  const EvalPlan plan{
+      file,   probe,         service, *model, args.Text("tenant-prefix"), args.Has("put"),
+      rounds, calibration_id};
   Table table({"CODEC", "BITS/VALUE", "STORED", "RATIO", "K ERROR", "V ERROR", "ATTN KL",
                "OUT ERROR", "PUT/MEMCPY", "GET/MEMCPY", "BOUNDS"});
   std::vector<Verdict> verdicts;
