@@ -61,6 +61,8 @@ absl::StatusOr<std::vector<BlockKey>> LookupKeys(const ServiceParts& parts,
 struct ReservePlan {
   const RegisteredModel& model;
   absl::Duration deadline;
+  v1::Form form = v1::FORM_ROWS;
+  Digest calibration_id = {};  // zero: the model's only one
 };
 
 absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan& shared,
@@ -73,8 +75,20 @@ absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan
     KVSTOW_RETURN_IF_ERROR(Digest::FromBytes(block.after(), "after").status());
   }
   KVSTOW_ASSIGN_OR_RETURN(const CodecPair codecs, CodecPairFromName(block.codec(), "codec"));
-  RegisteredModel::Plan plan = model.PlanFor(codecs);
+  CalibrationRef calibration;
+  if (NeedsCalibration(codecs)) {
+    // What the client encoded with is for the client to say: the only one may have changed.
+    if (shared.form == v1::FORM_ENCODED && shared.calibration_id.is_zero()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("calibration_id: none, want the one that the units of codec \"",
+                       block.codec(), "\" are encoded with"));
+    }
+    KVSTOW_ASSIGN_OR_RETURN(calibration,
+                            parts.calibrations->Choose(model.fingerprint(), shared.calibration_id));
+  }
+  RegisteredModel::Plan plan = model.PlanFor(codecs, calibration.get());
   request.meta.fingerprint = model.fingerprint();
+  if (NeedsCalibration(plan.codecs)) request.meta.calibration_id = calibration->id();
   request.meta.codecs = plan.codecs;
   request.meta.num_tokens = model.layout().tokens_per_block();
   request.meta.logical_bytes = model.layout().block_bytes();
@@ -180,13 +194,17 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
 absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& request,
                        v1::ReserveResponse* response) {
   KVSTOW_RETURN_IF_ERROR(CheckCount("blocks", request.blocks_size(), kMaxBlocksPerReserve));
-  KVSTOW_RETURN_IF_ERROR(FormFromProto(request.form(), v1::FORM_UNSPECIFIED).status());
+  KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(request.form(), v1::FORM_UNSPECIFIED));
   KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
                           Digest::FromBytes(request.fingerprint(), "fingerprint"));
   KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
   KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints,
                           ReadHints(request.hints(), model->layout().tokens_per_block()));
-  const ReservePlan shared{*model, absl::Milliseconds(request.write_deadline_ms())};
+  ReservePlan shared{*model, absl::Milliseconds(request.write_deadline_ms()), form};
+  if (!request.calibration_id().empty()) {
+    KVSTOW_ASSIGN_OR_RETURN(shared.calibration_id,
+                            Digest::FromBytes(request.calibration_id(), "calibration_id"));
+  }
   std::vector<std::shared_ptr<const TurnUse>> uses = StartTurns(*parts.store, request, hints);
   for (int i = 0; i < request.blocks_size(); ++i) {
     v1::ReserveResult* result = response->add_results();
@@ -339,8 +357,9 @@ absl::Status DoStat(const ServiceParts& parts, const v1::StatRequest&, v1::StatR
   response->set_open_leases(static_cast<uint64_t>(stats.open_leases));
   response->set_pinned_bytes(static_cast<uint64_t>(stats.pinned_bytes));
   response->set_open_channels(static_cast<uint64_t>(parts.channels->num_open()));
-  for (const auto& counters : {StoreCounters(stats), parts.metrics->Counters(),
-                               PeerCounterList(parts.peers->counters())}) {
+  for (const auto& counters :
+       {StoreCounters(stats), parts.metrics->Counters(), PeerCounterList(parts.peers->counters()),
+        parts.calibrations->Counters()}) {
     for (const auto& [name, value] : counters) {
       (*response->mutable_counters())[std::string(name)] = static_cast<uint64_t>(value);
     }

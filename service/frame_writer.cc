@@ -70,7 +70,7 @@ absl::StatusOr<CodecId> FrameWriter::CheckEncoded(uint32_t unit_idx, uint32_t by
     return Fault(absl::StatusCode::kInvalidArgument,
                  absl::StrCat("unit ", unit_idx, ": ", codec.status().message()));
   }
-  const CodecId reserved = plan_.model->codec_of(plane, plan_.meta.codecs);
+  const CodecId reserved = plan_.model->codec_of(plane, plan_.meta.codecs, plan_.calibration.get());
   if (*codec != reserved && *codec != CodecId::kRaw) {
     return Fault(absl::StatusCode::kInvalidArgument,
                  absl::StrFormat("unit %u: codec %s, reserved is %s, want that or raw", unit_idx,
@@ -163,7 +163,8 @@ absl::Status FrameWriter::WriteRows(const ArrivedUnit& unit) {
   const auto plane = static_cast<int32_t>(unit.unit_idx);
   KVSTOW_ASSIGN_OR_RETURN(UnitWriter writer,
                           store_.BeginUnit(plan_.ticket, unit.unit_idx, unit.xxh3));
-  const CodecId codec_id = plan_.model->codec_of(plane, plan_.meta.codecs);
+  const Calibration* calibration = plan_.calibration.get();
+  const CodecId codec_id = plan_.model->codec_of(plane, plan_.meta.codecs, calibration);
   if (codec_id == CodecId::kRaw) {
     KVSTOW_RETURN_IF_ERROR(Copy(unit, std::move(writer)));
   } else {
@@ -172,7 +173,7 @@ absl::Status FrameWriter::WriteRows(const ArrivedUnit& unit) {
     if (found != unit.xxh3) return ChecksumFault(unit, found);
     const absl::Span<std::byte> out = writer.Buffer(plan_.model->unit_bytes(plane, codec_id));
     const CodecBackend& backend = BestBackend(*FindCodec(codec_id));
-    if (backend.encode(plan_.model->shape(plane), rows.data(), out.data()) ==
+    if (backend.encode(plan_.model->shape(plane, calibration), rows.data(), out.data()) ==
         EncodeResult::kKeepRaw) {
       counters_.raw_fallback_planes.fetch_add(1, std::memory_order_relaxed);
       KVSTOW_RETURN_IF_ERROR(Copy(unit, std::move(writer)));
@@ -188,11 +189,13 @@ absl::Status FrameWriter::WriteRows(const ArrivedUnit& unit) {
 
 }  // namespace
 
-absl::StatusOr<TicketPlan> FindTicketPlan(const TieredStore& store, const ModelRegistry& models,
-                                          TicketId ticket) {
+absl::StatusOr<TicketPlan> FindTicketPlan(const ServiceParts& parts, TicketId ticket) {
   TicketPlan plan = {.ticket = ticket};
-  KVSTOW_ASSIGN_OR_RETURN(plan.meta, store.TicketMeta(ticket));
-  KVSTOW_ASSIGN_OR_RETURN(plan.model, models.Find(plan.meta.fingerprint));
+  KVSTOW_ASSIGN_OR_RETURN(plan.meta, parts.store->TicketMeta(ticket));
+  KVSTOW_ASSIGN_OR_RETURN(plan.model, parts.models->Find(plan.meta.fingerprint));
+  if (plan.meta.calibration_id.is_zero()) return plan;
+  KVSTOW_ASSIGN_OR_RETURN(plan.calibration, parts.calibrations->Choose(plan.meta.fingerprint,
+                                                                       plan.meta.calibration_id));
   return plan;
 }
 

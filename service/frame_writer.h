@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "proto/frames.h"
 #include "service/metrics.h"
-#include "service/model_registry.h"
+#include "service/service_parts.h"
 #include "storage/tiered_store.h"
 
 namespace kvstow {
@@ -17,11 +17,12 @@ struct TicketPlan {
   TicketId ticket = 0;
   RecordMeta meta;
   ModelRef model;
+  CalibrationRef calibration;  // null: the record names none
 };
 
-// kNotFound, kDeadlineExceeded: the ticket. kNotFound: its model.
-absl::StatusOr<TicketPlan> FindTicketPlan(const TieredStore& store, const ModelRegistry& models,
-                                          TicketId ticket);
+// kNotFound, kDeadlineExceeded: the ticket. kNotFound: its model. kFailedPrecondition: its
+// calibration.
+absl::StatusOr<TicketPlan> FindTicketPlan(const ServiceParts& parts, TicketId ticket);
 
 struct WriteOutcome {
   uint32_t num_units = 0;  // accepted, repeats of the same bytes among them

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/calibration_store.h"
 #include "service/channel_table.h"
 #include "service/executor.h"
 #include "service/peer_set.h"
@@ -46,8 +47,12 @@ enum class Method : uint8_t {
   kListPaths,
   kOpenChannel,
   kCloseChannel,
+  kPutCalibration,
+  kGetCalibration,
+  kListCalibrations,
+  kDeleteCalibration,
 };
-inline constexpr int kNumMethods = 18;
+inline constexpr int kNumMethods = 22;
 std::string_view MethodName(Method method);  // "Lookup"
 
 // Upper bounds of the latency buckets in seconds; one more for everything above.
@@ -77,6 +82,7 @@ struct MetricSources {
   const Executor* control = nullptr;
   const ChannelTable* channels = nullptr;
   const PeerSet* peers = nullptr;
+  const CalibrationStore* calibrations = nullptr;
 };
 
 // Counters of the peers by the names of PeerCounters.

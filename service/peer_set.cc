@@ -47,15 +47,28 @@ absl::Status WriteUnits(const EncodedBlock& block, TicketId ticket, TieredStore&
   return store.Seal(ticket);
 }
 
+// The calibration that came with a block, kept here too: the block's record names it.
+absl::StatusOr<CalibrationRef> KeepCalibration(const CalibrationRef& calibration,
+                                               const PeerSet::Destination& to) {
+  if (calibration == nullptr) return calibration;
+  if (CalibrationRef known = to.calibrations.Find(calibration->id()); known != nullptr) {
+    return known;
+  }
+  return to.calibrations.Put(calibration->Serialize(), to.models);
+}
+
 absl::Status Keep(const RegisteredModel& model, const BlockKey& key, const EncodedBlock& block,
-                  TieredStore& store) {
-  const RegisteredModel::Plan plan = model.PlanFor(CodecsOf(model, block));
+                  const PeerSet::Destination& to) {
+  TieredStore& store = to.store;
+  KVSTOW_ASSIGN_OR_RETURN(const CalibrationRef calibration, KeepCalibration(block.calibration, to));
+  const RegisteredModel::Plan plan = model.PlanFor(CodecsOf(model, block), calibration.get());
   ReserveRequest request;
   request.meta = {.key = key,
                   .fingerprint = model.fingerprint(),
                   .codecs = plan.codecs,
                   .num_tokens = model.layout().tokens_per_block(),
                   .logical_bytes = model.layout().block_bytes()};
+  if (calibration != nullptr) request.meta.calibration_id = calibration->id();
   request.unit_bytes = plan.unit_bytes;
   KVSTOW_ASSIGN_OR_RETURN(const TicketId ticket, store.Reserve(request));
   const absl::Status written = WriteUnits(block, ticket, store);
@@ -152,7 +165,7 @@ std::optional<ModelSpec> PeerSet::FindModel(const Digest& fingerprint) {
 }
 
 int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
-                      TieredStore& store) {
+                      const Destination& to) {
   if (keys.empty() || peers_.empty()) return 0;
   const std::vector<int> chosen = Choose(keys, Ask(keys));
   std::vector<std::vector<BlockKey>> keys_of(peers_.size());
@@ -161,12 +174,12 @@ int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> k
   }
   std::atomic<int64_t> num_fetched{0};
   RunParallel(static_cast<int>(peers_.size()),
-              [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], store); });
+              [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], to); });
   return num_fetched;
 }
 
 int64_t PeerSet::FetchFrom(Peer& peer, const RegisteredModel& model,
-                           absl::Span<const BlockKey> keys, TieredStore& store) {
+                           absl::Span<const BlockKey> keys, const Destination& to) {
   if (keys.empty()) return 0;
   const Model wire_model{.spec = model.spec(),
                          .fingerprint = model.fingerprint(),
@@ -186,7 +199,7 @@ int64_t PeerSet::FetchFrom(Peer& peer, const RegisteredModel& model,
     for (size_t k = 0; k < some.size(); ++k) {
       const EncodedBlock& block = (*blocks)[k];
       absl::Status status = block.status;
-      if (status.ok()) status = Keep(model, some[k], block, store);
+      if (status.ok()) status = Keep(model, some[k], block, to);
       // Another call may have brought it meanwhile.
       const bool is_here = status.ok() || absl::IsAlreadyExists(status);
       if (is_here) ++num_fetched;

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/calibration_store.h"
 #include "service/channel_table.h"
 #include "service/executor.h"
 #include "service/metrics.h"
@@ -25,6 +26,7 @@ struct ServiceParts {
   const ServerOptions* options = nullptr;
   TieredStore* store = nullptr;
   ModelRegistry* models = nullptr;
+  CalibrationStore* calibrations = nullptr;
   Executor* workers = nullptr;  // planes: encode, decode, read
   Executor* control =
       nullptr;  // everything else that may wait, so that planes never queue behind it

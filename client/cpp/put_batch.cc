@@ -57,6 +57,9 @@ absl::Status PutBatch::ReserveSome(absl::Span<const int32_t> block_idxs, absl::T
   request.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
   request.set_form(plan_.compress_at == CompressAt::kWorker ? v1::FORM_ENCODED : v1::FORM_ROWS);
   *request.mutable_hints() = HintsToProto(plan_.conversation);
+  if (!plan_.calibration_id.is_zero()) {
+    request.set_calibration_id(std::string(plan_.calibration_id.AsStringView()));
+  }
   int32_t previous = -1;
   for (const int32_t block_idx : block_idxs) {
     v1::ReserveBlock* block = request.add_blocks();
