@@ -181,7 +181,7 @@ PutBatch::StreamResult PutBatch::SendStream(absl::Span<const PutFramePlan> frame
 PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> frames,
                                                const RowsOfLayers& rows,
                                                absl::Time deadline) const {
-  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes);
+  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes, deadline);
   StreamResult result;
   while (!frames.empty() && result.status.ok()) {
     size_t count = area.has_value() ? 0 : frames.size();
