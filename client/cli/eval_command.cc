@@ -80,12 +80,14 @@ double GbPerSecond(int64_t bytes, absl::Duration time) {
 
 absl::StatusOr<PutSummary> PutAs(const EvalPlan& plan, const std::string& codec,
                                  const std::string& tenant) {
-  KVSTOW_ASSIGN_OR_RETURN(const CodecChoice choice, ParseCodecChoice(codec));
+  KVSTOW_ASSIGN_OR_RETURN(const LayeredText words, SplitLayers(codec));
+  KVSTOW_ASSIGN_OR_RETURN(const CodecChoice choice, ParseCodecChoice(words.choice));
   absl::StatusOr<PutSummary> put =
       plan.service.kv->Put(plan.model, {.context = plan.ContextOf(tenant),
                                         .tokens = plan.file.tokens(),
                                         .layers = plan.file.layers(),
                                         .codec = choice,
+                                        .layer_codecs = words.layers,
                                         .calibration_id = plan.calibration_id});
   if (!put.ok()) return plan.service.Explain(put.status());
   if (put->num_refused > 0) {
@@ -293,19 +295,23 @@ absl::Status WriteReport(const Args& args, const EvalReport& report, Output& out
   return absl::OkStatus();
 }
 
-// "raw,k=tqm4,v=tq4" is raw and the pair k=tqm4,v=tq4.
+// "raw,k=tqm4,v=tq4,layer0=raw" is raw, and the pair k=tqm4,v=tq4 with a raw layer.
 absl::StatusOr<std::vector<std::string>> ReadCodecs(const Args& args) {
   KVSTOW_ASSIGN_OR_RETURN(const std::vector<std::string> words, args.List("codecs"));
   std::vector<std::string> codecs;
   for (const std::string& word : words) {
-    if (word.starts_with("v=") && !codecs.empty() && codecs.back().starts_with("k=")) {
+    const bool ends_pair =
+        word.starts_with("v=") && !codecs.empty() && codecs.back().starts_with("k=");
+    if (ends_pair || (word.starts_with("layer") && !codecs.empty())) {
       absl::StrAppend(&codecs.back(), ",", word);
     } else {
       codecs.push_back(word);
     }
   }
   for (const std::string& codec : codecs) {
-    const absl::StatusOr<CodecChoice> choice = ParseCodecChoice(codec);
+    const absl::StatusOr<LayeredText> words = SplitLayers(codec);
+    if (!words.ok()) return UsageError(absl::StrCat("--codecs: ", words.status().message()));
+    const absl::StatusOr<CodecChoice> choice = ParseCodecChoice(words->choice);
     if (!choice.ok()) return UsageError(absl::StrCat("--codecs: ", choice.status().message()));
   }
   return codecs;
