@@ -23,6 +23,7 @@ using prometheus::MetricType;
 constexpr std::array<std::string_view, kNumMethods> kMethodNames = {"RegisterModel",
                                                                     "GetModel",
                                                                     "ListModels",
+                                                                    "SetPlan",
                                                                     "Lookup",
                                                                     "Reserve",
                                                                     "Seal",
@@ -256,6 +257,7 @@ std::vector<std::pair<std::string_view, int64_t>> Metrics::Counters() const {
       {"get_channel_bytes", transfer_.get_channel_bytes.load()},
       {"raw_fallback_planes", transfer_.raw_fallback_planes.load()},
       {"bad_checksums", transfer_.bad_checksums.load()},
+      {"plan_refusals", transfer_.plan_refusals.load()},
   };
 }
 

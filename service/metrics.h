@@ -32,6 +32,7 @@ enum class Method : uint8_t {
   kRegisterModel,
   kGetModel,
   kListModels,
+  kSetPlan,
   kLookup,
   kReserve,
   kSeal,
@@ -52,7 +53,7 @@ enum class Method : uint8_t {
   kListCalibrations,
   kDeleteCalibration,
 };
-inline constexpr int kNumMethods = 22;
+inline constexpr int kNumMethods = 23;
 std::string_view MethodName(Method method);  // "Lookup"
 
 // Upper bounds of the latency buckets in seconds; one more for everything above.
@@ -72,6 +73,7 @@ struct TransferCounters {
   std::atomic<int64_t> get_channel_bytes{0};    // payload written into windows
   std::atomic<int64_t> raw_fallback_planes{0};  // rows that their codec could not take
   std::atomic<int64_t> bad_checksums{0};        // units that arrived with another XXH3
+  std::atomic<int64_t> plan_refusals{0};        // seals of blocks that a new plan stores otherwise
 };
 
 // Where the page takes the rest from. All must outlive Stop().

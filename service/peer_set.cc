@@ -79,8 +79,9 @@ absl::Status Keep(const RegisteredModel& model, const BlockKey& key, const Encod
 KvClientOptions ClientOptions(const PeerOptions& options, const std::string& target) {
   return {.target = target,
           .num_channels = 1,
-          .control_timeout = options.timeout,
-          .data_timeout = options.timeout,
+          // A question and a fetch are a call's two steps, and each has half of the time.
+          .control_timeout = options.timeout / 2,
+          .data_timeout = options.timeout / 2,
           .paths = {},
           .local_only = true};
 }
@@ -151,17 +152,43 @@ std::vector<bool> PeerSet::Lookup(absl::Span<const BlockKey> keys) {
   return found;
 }
 
+std::optional<ModelSpec> PeerSet::FindModel(const Digest& fingerprint) {
+  std::vector<std::optional<ModelSpec>> found(peers_.size());
+  RunParallel(static_cast<int>(peers_.size()), [&](int i) {
+    absl::StatusOr<Model> model = peers_[i].client->GetModel(fingerprint);
+    if (model.ok()) found[i] = std::move(model->spec);
+    if (!model.ok() && !absl::IsNotFound(model.status())) ++counters_.peer_failures;
+  });
+  for (std::optional<ModelSpec>& spec : found) {
+    if (spec.has_value()) return std::move(spec);
+  }
+  return std::nullopt;
+}
+
 int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
                       const Destination& to) {
+  // What one peer does not bring is asked of another once: one that hangs costs its half of the
+  // time, and the next one has as much.
+  constexpr int kRounds = 2;
   if (keys.empty() || peers_.empty()) return 0;
-  const std::vector<int> chosen = Choose(keys, Ask(keys));
-  std::vector<std::vector<BlockKey>> keys_of(peers_.size());
-  for (size_t k = 0; k < keys.size(); ++k) {
-    if (chosen[k] >= 0) keys_of[chosen[k]].push_back(keys[k]);
-  }
+  std::vector<std::vector<bool>> holds = Ask(keys);
   std::atomic<int64_t> num_fetched{0};
-  RunParallel(static_cast<int>(peers_.size()),
-              [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], to); });
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<int> chosen = Choose(keys, holds);
+    std::vector<std::vector<BlockKey>> keys_of(peers_.size());
+    for (size_t k = 0; k < keys.size(); ++k) {
+      if (chosen[k] >= 0) keys_of[chosen[k]].push_back(keys[k]);
+    }
+    RunParallel(static_cast<int>(peers_.size()),
+                [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], to); });
+    const std::vector<Location> locations = to.store.Lookup(keys);
+    for (size_t k = 0; k < keys.size(); ++k) {
+      if (chosen[k] < 0) continue;
+      holds[chosen[k]][k] = false;
+      const bool is_here = locations[k].in_dram || locations[k].in_nvme;
+      for (std::vector<bool>& held : holds) held[k] = held[k] && !is_here;
+    }
+  }
   return num_fetched;
 }
 
@@ -183,16 +210,20 @@ int64_t PeerSet::FetchFrom(Peer& peer, const RegisteredModel& model,
       ++counters_.peer_failures;
       return num_fetched;  // the rest misses
     }
+    bool is_cut = false;
     for (size_t k = 0; k < some.size(); ++k) {
       const EncodedBlock& block = (*blocks)[k];
       absl::Status status = block.status;
+      const bool came = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status);
+      is_cut = is_cut || !came;
       if (status.ok()) status = Keep(model, some[k], block, to);
       // Another call may have brought it meanwhile.
       const bool is_here = status.ok() || absl::IsAlreadyExists(status);
       if (is_here) ++num_fetched;
       if (status.ok()) ++counters_.peer_fetched;
-      if (!is_here && !absl::IsNotFound(status)) ++counters_.peer_refused;
+      if (came && !is_here && !absl::IsNotFound(status)) ++counters_.peer_refused;
     }
+    if (is_cut) ++counters_.peer_failures;
     keys.remove_prefix(some.size());
   }
   return num_fetched;

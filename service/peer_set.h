@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,8 @@ class PeerSet {
   bool empty() const { return peers_.empty(); }
   // Per key: does a peer hold it? Peers that do not answer in time hold nothing.
   std::vector<bool> Lookup(absl::Span<const BlockKey> keys);
+  // The model of that name, of whoever knows it; checked. Nothing: nobody does.
+  std::optional<ModelSpec> FindModel(const Digest& fingerprint);
   // Where blocks, and the calibrations that they need, are brought to.
   struct Destination {
     TieredStore& store;

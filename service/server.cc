@@ -23,6 +23,7 @@
 #include "service/listen_address.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
+#include "service/plan_book.h"
 #include "service/served_paths.h"
 #include "service/service_parts.h"
 
@@ -70,6 +71,7 @@ struct Server::State {
   std::unique_ptr<TieredStore> store;
   std::unique_ptr<ModelRegistry> models;
   std::unique_ptr<CalibrationStore> calibrations;
+  std::unique_ptr<PlanBook> plans;
   std::shared_ptr<Admission> admission;
   Metrics metrics;
   std::unique_ptr<Executor> workers;
@@ -101,8 +103,9 @@ absl::Status Server::State::OpenStore(const Clock* clock) {
   }
   KVSTOW_ASSIGN_OR_RETURN(store, TieredStore::Open(options.store, clock));
   const std::string& path = options.store.nvme_path;
-  KVSTOW_ASSIGN_OR_RETURN(models,
-                          ModelRegistry::Open(path.empty() ? "" : absl::StrCat(path, "/models")));
+  const std::string directory = path.empty() ? "" : absl::StrCat(path, "/models");
+  KVSTOW_ASSIGN_OR_RETURN(models, ModelRegistry::Open(directory));
+  KVSTOW_ASSIGN_OR_RETURN(plans, PlanBook::Open(directory, options.guard_derives));
   KVSTOW_ASSIGN_OR_RETURN(
       calibrations,
       CalibrationStore::Open(path.empty() ? "" : absl::StrCat(path, "/calibrations")));
@@ -121,6 +124,7 @@ void Server::State::BuildServices() {
            .store = store.get(),
            .models = models.get(),
            .calibrations = calibrations.get(),
+           .plans = plans.get(),
            .workers = workers.get(),
            .control = control.get(),
            .admission = admission,
@@ -215,6 +219,7 @@ void Server::Drain() {
   state.WaitForSlices();
   state.channels.reset();
   state.calibrations.reset();
+  state.plans.reset();
   state.models.reset();
   state.store.reset();  // flushes
   // gRPC removes the socket when it stops to listen; where it did not, we do.

@@ -13,6 +13,7 @@
 #include "service/metrics.h"
 #include "service/model_registry.h"
 #include "service/peer_set.h"
+#include "service/plan_book.h"
 #include "service/server_config.h"
 #include "storage/tiered_store.h"
 
@@ -27,6 +28,7 @@ struct ServiceParts {
   TieredStore* store = nullptr;
   ModelRegistry* models = nullptr;
   CalibrationStore* calibrations = nullptr;
+  PlanBook* plans = nullptr;
   Executor* workers = nullptr;  // planes: encode, decode, read
   Executor* control =
       nullptr;  // everything else that may wait, so that planes never queue behind it

@@ -94,7 +94,7 @@ std::vector<const Command*> AllCommands() {
   std::vector<const Command*> commands;
   for (absl::Span<const Command> group :
        {TransferCommands(), InspectCommands(), TopCommands(), JudgeCommands(), CalibrateCommands(),
-        BenchCommands(), MachineCommands(), ShellCommands()}) {
+        PlanCommands(), RecommendCommands(), BenchCommands(), MachineCommands(), ShellCommands()}) {
     for (const Command& command : group) commands.push_back(&command);
   }
   return commands;

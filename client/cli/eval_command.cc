@@ -12,6 +12,8 @@
 #include "client/cli/connect.h"
 #include "client/cli/eval_bounds.h"
 #include "client/cli/eval_math.h"
+#include "client/cli/eval_page.h"
+#include "client/cli/eval_report.h"
 #include "client/cli/kv_file.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
@@ -28,6 +30,9 @@ constexpr Option kEvalOptions[] = {
     {"put", "", "put what is not there yet"},
     {"check", "",
      "exit status 1 when a byte of raw differs or a bound (for the bundled KV) is broken"},
+    {"by-head", "", "print the figures of each layer and KV head, too"},
+    {"csv", "FILE", "write them to FILE"},
+    {"html", "FILE", "write a page: rate against distortion, and maps of layers and heads"},
     kCalibrationOption,
     {"rounds", "N", "puts and gets that are timed, of which the median counts", "5"},
     kModelOption,
@@ -39,16 +44,17 @@ constexpr Option kEvalOptions[] = {
 
 // One row of the table.
 struct Verdict {
-  std::string codec;
-  double bits_per_value = 0;  // units as stored, over values
-  int64_t record_bytes = 0;   // whole records
+  JudgedCodec judged;
+  int64_t record_bytes = 0;  // whole records
   int64_t logical_bytes = 0;
   int64_t num_different_bytes = 0;
-  Quality quality;
   double memcpy_gb_per_s = 0;
   double put_gb_per_s = 0;
   double get_gb_per_s = 0;
   std::vector<std::string> broken;
+
+  const std::string& codec() const { return judged.codec; }
+  const Quality& quality() const { return judged.quality.total; }
 };
 
 struct EvalPlan {
@@ -74,12 +80,14 @@ double GbPerSecond(int64_t bytes, absl::Duration time) {
 
 absl::StatusOr<PutSummary> PutAs(const EvalPlan& plan, const std::string& codec,
                                  const std::string& tenant) {
-  KVSTOW_ASSIGN_OR_RETURN(const CodecChoice choice, ParseCodecChoice(codec));
+  KVSTOW_ASSIGN_OR_RETURN(const LayeredText words, SplitLayers(codec));
+  KVSTOW_ASSIGN_OR_RETURN(const CodecChoice choice, ParseCodecChoice(words.choice));
   absl::StatusOr<PutSummary> put =
       plan.service.kv->Put(plan.model, {.context = plan.ContextOf(tenant),
                                         .tokens = plan.file.tokens(),
                                         .layers = plan.file.layers(),
                                         .codec = choice,
+                                        .layer_codecs = words.layers,
                                         .calibration_id = plan.calibration_id});
   if (!put.ok()) return plan.service.Explain(put.status());
   if (put->num_refused > 0) {
@@ -110,9 +118,9 @@ absl::Status MeasureRates(const EvalPlan& plan, absl::Span<const BlockKey> keys,
       }
     }
     copies.push_back(GbPerSecond(plan.kv_bytes(), absl::Now() - start));
-    const std::string tenant = absl::StrCat("eval-", getpid(), "-", round, "-", verdict.codec);
+    const std::string tenant = absl::StrCat("eval-", getpid(), "-", round, "-", verdict.codec());
     start = absl::Now();
-    KVSTOW_ASSIGN_OR_RETURN(const PutSummary put, PutAs(plan, verdict.codec, tenant));
+    KVSTOW_ASSIGN_OR_RETURN(const PutSummary put, PutAs(plan, verdict.codec(), tenant));
     puts.push_back(GbPerSecond(plan.kv_bytes(), absl::Now() - start));
     const absl::StatusOr<int64_t> num_deleted = plan.service.kv->Delete(put.keys);
     if (!num_deleted.ok()) return plan.service.Explain(num_deleted.status());
@@ -121,7 +129,7 @@ absl::Status MeasureRates(const EvalPlan& plan, absl::Span<const BlockKey> keys,
     gets.push_back(GbPerSecond(plan.kv_bytes(), absl::Now() - start));
     if (!got.ok()) return plan.service.Explain(got.status());
     if (got->num_leading != static_cast<int32_t>(keys.size())) {
-      return absl::NotFoundError(absl::StrCat("codec ", verdict.codec, ": ", got->num_leading,
+      return absl::NotFoundError(absl::StrCat("codec ", verdict.codec(), ": ", got->num_leading,
                                               " of ", keys.size(), " blocks came back"));
     }
   }
@@ -131,19 +139,35 @@ absl::Status MeasureRates(const EvalPlan& plan, absl::Span<const BlockKey> keys,
   return absl::OkStatus();
 }
 
-// Bits per value from the units, stored bytes from the list.
+// Bits per value of the units: of all, and of each layer and KV head.
+void CountBits(const EvalPlan& plan, absl::Span<const EncodedBlock> blocks, JudgedCodec& judged) {
+  const BlockLayout& layout = *plan.model.layout;
+  const LayerGroup& group = plan.file.spec().groups[0];
+  const size_t num_cells = static_cast<size_t>(layout.num_layers()) * group.num_kv_heads;
+  judged.k_bits.assign(num_cells, 0);
+  judged.v_bits.assign(num_cells, 0);
+  double total_bits = 0;
+  for (const EncodedBlock& block : blocks) {
+    for (int32_t i = 0; i < layout.num_planes(); ++i) {
+      const PlaneInfo& plane = layout.plane(i);
+      const double bits = 8.0 * static_cast<double>(block.units[i].bytes.size());
+      std::vector<double>& cells = plane.role == Role::kKey ? judged.k_bits : judged.v_bits;
+      cells[plane.layer_idx * group.num_kv_heads + plane.head_idx] +=
+          bits / static_cast<double>(plan.num_tokens() * plane.dim);
+      total_bits += bits;
+    }
+  }
+  const int64_t num_values = plan.kv_bytes() / DTypeBytes(plan.file.spec().kv_dtype, 1);
+  judged.bits_per_value = total_bits / static_cast<double>(num_values);
+}
+
+// Bits from the units, stored bytes from the list.
 absl::Status MeasureSize(const EvalPlan& plan, absl::Span<const BlockKey> keys, Verdict& verdict) {
   const absl::StatusOr<std::vector<EncodedBlock>> encoded =
       plan.service.kv->GetEncoded(plan.model, keys);
   if (!encoded.ok()) return plan.service.Explain(encoded.status());
-  int64_t unit_bytes = 0;
-  for (const EncodedBlock& block : *encoded) {
-    if (!block.status.ok()) return block.status;
-    for (const EncodedUnit& unit : block.units)
-      unit_bytes += static_cast<int64_t>(unit.bytes.size());
-  }
-  const int64_t num_values = plan.kv_bytes() / DTypeBytes(plan.file.spec().kv_dtype, 1);
-  verdict.bits_per_value = 8.0 * static_cast<double>(unit_bytes) / static_cast<double>(num_values);
+  for (const EncodedBlock& block : *encoded) KVSTOW_RETURN_IF_ERROR(block.status);
+  CountBits(plan, *encoded, verdict.judged);
   const absl::StatusOr<std::vector<ListedBlock>> blocks =
       FindBlocks(*plan.service.admin, plan.model.fingerprint, keys);
   if (!blocks.ok()) return plan.service.Explain(blocks.status());
@@ -155,7 +179,7 @@ absl::Status MeasureSize(const EvalPlan& plan, absl::Span<const BlockKey> keys, 
 }
 
 absl::StatusOr<Verdict> Judge(const EvalPlan& plan, const std::string& codec) {
-  Verdict verdict{.codec = codec};
+  Verdict verdict{.judged = {.codec = codec}};
   const std::string tenant = absl::StrCat(plan.tenant_prefix, codec);
   if (plan.put_missing) KVSTOW_RETURN_IF_ERROR(PutAs(plan, codec, tenant).status());
   const std::vector<BlockKey> keys =
@@ -172,12 +196,12 @@ absl::StatusOr<Verdict> Judge(const EvalPlan& plan, const std::string& codec) {
   KVSTOW_ASSIGN_OR_RETURN(const KvDifference difference,
                           CompareBlocks(buffer, plan.file, got->blocks));
   verdict.num_different_bytes = difference.num_different_bytes;
-  verdict.quality = JudgeQuality({plan.file.spec(), plan.file.layers(), plan.num_tokens()},
-                                 buffer.layers(), plan.probe);
+  verdict.judged.quality = JudgeQuality({plan.file.spec(), plan.file.layers(), plan.num_tokens()},
+                                        buffer.layers(), plan.probe);
   KVSTOW_RETURN_IF_ERROR(MeasureSize(plan, keys, verdict));
   KVSTOW_RETURN_IF_ERROR(MeasureRates(plan, keys, verdict));
   const QualityBound* bound = FindQualityBound(codec);
-  if (bound != nullptr) verdict.broken = BrokenBounds(*bound, verdict.quality);
+  if (bound != nullptr) verdict.broken = BrokenBounds(*bound, verdict.quality());
   // Errors of 0 could hide a difference between +0 and -0, or in a NaN: bytes decide.
   if (bound != nullptr && bound->k_error == 0 && verdict.num_different_bytes > 0) {
     verdict.broken.push_back(absl::StrCat(codec, ": ", verdict.num_different_bytes,
@@ -187,23 +211,23 @@ absl::StatusOr<Verdict> Judge(const EvalPlan& plan, const std::string& codec) {
 }
 
 Json VerdictJson(const Verdict& verdict) {
-  return {{"codec", verdict.codec},
-          {"bits_per_value", verdict.bits_per_value},
+  return {{"codec", verdict.codec()},
+          {"bits_per_value", verdict.judged.bits_per_value},
           {"stored_bytes", verdict.record_bytes},
           {"logical_bytes", verdict.logical_bytes},
           {"ratio", static_cast<double>(verdict.logical_bytes) /
                         static_cast<double>(std::max<int64_t>(verdict.record_bytes, 1))},
-          {"k_error", verdict.quality.k_error},
-          {"v_error", verdict.quality.v_error},
-          {"attention_kl", verdict.quality.attention_kl},
-          {"output_error", verdict.quality.output_error},
+          {"k_error", verdict.quality().k_error},
+          {"v_error", verdict.quality().v_error},
+          {"attention_kl", verdict.quality().attention_kl},
+          {"output_error", verdict.quality().output_error},
           {"different_bytes", verdict.num_different_bytes},
           {"memcpy_gb_per_s", verdict.memcpy_gb_per_s},
           {"put_gb_per_s", verdict.put_gb_per_s},
           {"put_ratio", verdict.put_gb_per_s / verdict.memcpy_gb_per_s},
           {"get_gb_per_s", verdict.get_gb_per_s},
           {"get_ratio", verdict.get_gb_per_s / verdict.memcpy_gb_per_s},
-          {"bounds_known", FindQualityBound(verdict.codec) != nullptr},
+          {"bounds_known", FindQualityBound(verdict.codec()) != nullptr},
           {"broken_bounds", verdict.broken}};
 }
 
@@ -213,14 +237,14 @@ void AddVerdictRow(const Verdict& verdict, Table& table) {
   };
   const double ratio = static_cast<double>(verdict.logical_bytes) /
                        static_cast<double>(std::max<int64_t>(verdict.record_bytes, 1));
-  const std::string bound = FindQualityBound(verdict.codec) == nullptr ? "none"
-                            : verdict.broken.empty()                   ? "kept"
-                                                                       : "BROKEN";
-  table.AddRow({verdict.codec, FormatNumber(verdict.bits_per_value, 3),
+  const std::string bound = FindQualityBound(verdict.codec()) == nullptr ? "none"
+                            : verdict.broken.empty()                     ? "kept"
+                                                                         : "BROKEN";
+  table.AddRow({verdict.codec(), FormatNumber(verdict.judged.bits_per_value, 3),
                 FormatBytes(verdict.record_bytes), FormatNumber(ratio, 2),
-                FormatShort(verdict.quality.k_error), FormatShort(verdict.quality.v_error),
-                FormatShort(verdict.quality.attention_kl),
-                FormatShort(verdict.quality.output_error), share(verdict.put_gb_per_s),
+                FormatShort(verdict.quality().k_error), FormatShort(verdict.quality().v_error),
+                FormatShort(verdict.quality().attention_kl),
+                FormatShort(verdict.quality().output_error), share(verdict.put_gb_per_s),
                 share(verdict.get_gb_per_s), bound});
 }
 
@@ -234,19 +258,60 @@ absl::Status CheckVerdicts(const std::vector<Verdict>& verdicts, Output& output)
   return absl::DataLossError(absl::StrCat(num_broken, " bounds are broken"));
 }
 
-// "raw,k=tqm4,v=tq4" is raw and the pair k=tqm4,v=tq4.
+EvalReport ReportOf(const EvalPlan& plan, const std::vector<Verdict>& verdicts) {
+  EvalReport report{.model = plan.file.spec().name,
+                    .num_tokens = plan.num_tokens(),
+                    .num_queries = plan.probe.num_tokens};
+  for (const Verdict& verdict : verdicts) report.codecs.push_back(verdict.judged);
+  return report;
+}
+
+void PrintHeads(const EvalReport& report, Output& output) {
+  Table table(
+      {"CODEC", "LAYER", "HEAD", "K BITS", "V BITS", "K ERROR", "V ERROR", "ATTN KL", "OUT ERROR"});
+  for (const JudgedCodec& judged : report.codecs) {
+    const QualityMap& map = judged.quality;
+    for (size_t i = 0; i < map.cells.size(); ++i) {
+      const Quality& cell = map.cells[i];
+      const int32_t cell_idx = static_cast<int32_t>(i);
+      table.AddRow({judged.codec, absl::StrCat(cell_idx / map.num_heads),
+                    absl::StrCat(cell_idx % map.num_heads), FormatNumber(judged.k_bits[i], 3),
+                    FormatNumber(judged.v_bits[i], 3), FormatShort(cell.k_error),
+                    FormatShort(cell.v_error), FormatShort(cell.attention_kl),
+                    FormatShort(cell.output_error)});
+    }
+  }
+  output.Line(table.Text());
+}
+
+absl::Status WriteReport(const Args& args, const EvalReport& report, Output& output) {
+  if (args.Has("by-head")) PrintHeads(report, output);
+  if (args.Has("csv")) {
+    KVSTOW_RETURN_IF_ERROR(WriteTextFile(args.Text("csv"), EvalCsv(report)));
+  }
+  if (args.Has("html")) {
+    KVSTOW_RETURN_IF_ERROR(WriteTextFile(args.Text("html"), EvalPage(report)));
+  }
+  return absl::OkStatus();
+}
+
+// "raw,k=tqm4,v=tq4,layer0=raw" is raw, and the pair k=tqm4,v=tq4 with a raw layer.
 absl::StatusOr<std::vector<std::string>> ReadCodecs(const Args& args) {
   KVSTOW_ASSIGN_OR_RETURN(const std::vector<std::string> words, args.List("codecs"));
   std::vector<std::string> codecs;
   for (const std::string& word : words) {
-    if (word.starts_with("v=") && !codecs.empty() && codecs.back().starts_with("k=")) {
+    const bool ends_pair =
+        word.starts_with("v=") && !codecs.empty() && codecs.back().starts_with("k=");
+    if (ends_pair || (word.starts_with("layer") && !codecs.empty())) {
       absl::StrAppend(&codecs.back(), ",", word);
     } else {
       codecs.push_back(word);
     }
   }
   for (const std::string& codec : codecs) {
-    const absl::StatusOr<CodecChoice> choice = ParseCodecChoice(codec);
+    const absl::StatusOr<LayeredText> words = SplitLayers(codec);
+    if (!words.ok()) return UsageError(absl::StrCat("--codecs: ", words.status().message()));
+    const absl::StatusOr<CodecChoice> choice = ParseCodecChoice(words->choice);
     if (!choice.ok()) return UsageError(absl::StrCat("--codecs: ", choice.status().message()));
   }
   return codecs;
@@ -280,6 +345,7 @@ absl::Status RunEval(const Args& args, Output& output) {
     progress.Update(verdicts.size());
   }
   output.Line(table.Text());
+  KVSTOW_RETURN_IF_ERROR(WriteReport(args, ReportOf(plan, verdicts), output));
   output.Line(absl::StrCat(file.num_full_blocks(), " blocks, ", FormatBytes(plan.kv_bytes()),
                            " of KV; memcpy of the same bytes: ",
                            FormatNumber(verdicts.back().memcpy_gb_per_s, 1), " GB/s"));

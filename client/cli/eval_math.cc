@@ -23,6 +23,10 @@ struct ErrorSums {
     energy += exact * exact;
   }
   // No energy and no error is no error; error without energy is as bad as it gets.
+  void Add(const ErrorSums& other) {
+    error += other.error;
+    energy += other.energy;
+  }
   double Relative() const {
     if (energy > 0) return error / energy;
     return error > 0 ? INFINITY : 0;
@@ -46,15 +50,6 @@ LayerFloats FloatsOf(const KvRows& kv, const LayerRows& rows, int32_t layer_idx)
   return floats;
 }
 
-void AddErrors(const std::vector<float>& exact, const std::vector<float>& decoded,
-               ErrorSums& sums) {
-  for (size_t i = 0; i < exact.size(); ++i) {
-    if (std::memcmp(&exact[i], &decoded[i], sizeof(float)) == 0 && !std::isfinite(exact[i]))
-      continue;
-    sums.Add(exact[i], decoded[i]);
-  }
-}
-
 // One query against one KV head: logits, and the output for their softmax.
 struct HeadView {
   const LayerFloats& floats;
@@ -75,6 +70,17 @@ struct HeadView {
       logits[t] = sum * scale;
     }
   }
+  void AddErrors(const std::vector<float>& exact, const std::vector<float>& decoded,
+                 ErrorSums& sums) const {
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      const float* a = row(exact, t);
+      const float* b = row(decoded, t);
+      for (int32_t i = 0; i < dim; ++i) {
+        if (!std::isfinite(a[i]) && std::memcmp(&a[i], &b[i], sizeof(float)) == 0) continue;
+        sums.Add(a[i], b[i]);
+      }
+    }
+  }
   void AttentionOutput(absl::Span<const double> weights, absl::Span<double> out) const {
     std::fill(out.begin(), out.end(), 0.0);
     for (int64_t t = 0; t < num_tokens; ++t) {
@@ -84,14 +90,31 @@ struct HeadView {
   }
 };
 
-struct AttentionSums {
+// Of one layer and KV head, or of several.
+struct QualitySums {
+  ErrorSums k;
+  ErrorSums v;
   double kl = 0;
   int64_t num_queries = 0;
   ErrorSums output;
+
+  void Add(const QualitySums& other) {
+    k.Add(other.k);
+    v.Add(other.v);
+    kl += other.kl;
+    num_queries += other.num_queries;
+    output.Add(other.output);
+  }
+  Quality Means() const {
+    return {.k_error = k.Relative(),
+            .v_error = v.Relative(),
+            .attention_kl = num_queries == 0 ? 0 : kl / static_cast<double>(num_queries),
+            .output_error = output.Relative()};
+  }
 };
 
-void JudgeHead(const HeadView& exact, const HeadView& decoded, const float* query,
-               AttentionSums& sums) {
+void JudgeQuery(const HeadView& exact, const HeadView& decoded, const float* query,
+                QualitySums& sums) {
   std::vector<double> exact_logits(exact.num_tokens);
   std::vector<double> decoded_logits(exact.num_tokens);
   exact.Logits(query, absl::MakeSpan(exact_logits));
@@ -186,34 +209,35 @@ absl::StatusOr<Probe> Probe::Open(const std::string& path, const ModelSpec& spec
   return probe;
 }
 
-Quality JudgeQuality(const KvRows& exact, absl::Span<const LayerRows> decoded, const Probe& probe) {
-  ErrorSums k_sums;
-  ErrorSums v_sums;
-  AttentionSums attention;
+QualityMap JudgeQuality(const KvRows& exact, absl::Span<const LayerRows> decoded,
+                        const Probe& probe) {
   const LayerGroup& group = exact.spec.groups[0];
   const int32_t gqa_group_size = probe.num_q_heads / group.num_kv_heads;
-  for (int32_t layer_idx = 0; layer_idx < exact.spec.num_layers(); ++layer_idx) {
+  QualityMap map{.num_layers = exact.spec.num_layers(), .num_heads = group.num_kv_heads};
+  QualitySums total;
+  for (int32_t layer_idx = 0; layer_idx < map.num_layers; ++layer_idx) {
     const LayerFloats exact_floats = FloatsOf(exact, exact.layers[layer_idx], layer_idx);
     const LayerFloats decoded_floats = FloatsOf(exact, decoded[layer_idx], layer_idx);
-    AddErrors(exact_floats.k, decoded_floats.k, k_sums);
-    AddErrors(exact_floats.v, decoded_floats.v, v_sums);
-    for (int32_t q_head = 0; q_head < probe.num_q_heads; ++q_head) {
-      const int32_t kv_head = q_head / gqa_group_size;
-      const HeadView exact_head{exact_floats, exact.num_tokens, group.num_kv_heads, kv_head,
+    for (int32_t head_idx = 0; head_idx < map.num_heads; ++head_idx) {
+      const HeadView exact_head{exact_floats, exact.num_tokens, map.num_heads, head_idx,
                                 group.k_dim};
-      const HeadView decoded_head{decoded_floats, exact.num_tokens, group.num_kv_heads, kv_head,
+      const HeadView decoded_head{decoded_floats, exact.num_tokens, map.num_heads, head_idx,
                                   group.k_dim};
-      for (int32_t token = 0; token < probe.num_tokens; ++token) {
-        JudgeHead(exact_head, decoded_head, probe.query(layer_idx, token, q_head), attention);
+      QualitySums sums;
+      exact_head.AddErrors(exact_floats.k, decoded_floats.k, sums.k);
+      exact_head.AddErrors(exact_floats.v, decoded_floats.v, sums.v);
+      for (int32_t q = 0; q < gqa_group_size; ++q) {
+        for (int32_t token = 0; token < probe.num_tokens; ++token) {
+          JudgeQuery(exact_head, decoded_head,
+                     probe.query(layer_idx, token, head_idx * gqa_group_size + q), sums);
+        }
       }
+      map.cells.push_back(sums.Means());
+      total.Add(sums);
     }
   }
-  return {.k_error = k_sums.Relative(),
-          .v_error = v_sums.Relative(),
-          .attention_kl = attention.num_queries == 0
-                              ? 0
-                              : attention.kl / static_cast<double>(attention.num_queries),
-          .output_error = attention.output.Relative()};
+  map.total = total.Means();
+  return map;
 }
 
 }  // namespace kvstow

@@ -1,7 +1,8 @@
 // How much a codec changed a KV cache, as the model would feel it.
 //
 //   KVSTOW_ASSIGN_OR_RETURN(Probe probe, Probe::Open("probe.safetensors", spec));
-//   Quality quality = JudgeQuality({spec, exact_layers, num_tokens}, decoded_layers, probe);
+//   QualityMap map = JudgeQuality({spec, exact_layers, num_tokens}, decoded_layers, probe);
+//   map.total.attention_kl; map.at(layer_idx, head_idx).k_error;
 //
 // Thread safety: plain functions.
 #pragma once
@@ -41,8 +42,9 @@ struct KvRows {
   int64_t num_tokens = 0;
 };
 
+// Of a whole cache, or of one layer and KV head.
 struct Quality {
-  // Sum of squared errors over sum of squares, all layers together. Values that are not finite on
+  // Sum of squared errors over sum of squares, all rows together. Values that are not finite on
   // both sides and equal bit for bit count as exact.
   double k_error = 0;
   double v_error = 0;
@@ -53,7 +55,19 @@ struct Quality {
   double output_error = 0;
 };
 
-Quality JudgeQuality(const KvRows& exact, absl::Span<const LayerRows> decoded, const Probe& probe);
+struct QualityMap {
+  int32_t num_layers = 0;
+  int32_t num_heads = 0;       // KV heads
+  std::vector<Quality> cells;  // [num_layers, num_heads]
+  Quality total;
+
+  const Quality& at(int32_t layer_idx, int32_t head_idx) const {
+    return cells[layer_idx * num_heads + head_idx];
+  }
+};
+
+QualityMap JudgeQuality(const KvRows& exact, absl::Span<const LayerRows> decoded,
+                        const Probe& probe);
 
 // Softmax of `logits`, in place; exact to rounding for any finite logits.
 void Softmax(absl::Span<double> logits);

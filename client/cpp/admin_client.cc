@@ -44,6 +44,15 @@ absl::StatusOr<ListedBlock> BlockFromProto(const v1::BlockInfo& info) {
   return block;
 }
 
+ServicePlan PlanFromProto(const v1::ModelPlan& message) {
+  ServicePlan plan{.codecs = message.plan(),
+                   .is_derived = message.is_derived(),
+                   .reasons = {message.reasons().begin(), message.reasons().end()}};
+  const absl::StatusOr<Digest> id = Digest::FromBytes(message.plan_id(), "plan_id");
+  if (id.ok()) plan.id = *id;
+  return plan;
+}
+
 ServiceStat StatFromProto(const v1::StatResponse& response) {
   ServiceStat stat{.num_blocks = response.num_blocks(),
                    .index_bytes = response.index_bytes(),
@@ -70,6 +79,14 @@ ServiceStat StatFromProto(const v1::StatResponse& response) {
                            .num_blocks = codec.num_blocks(),
                            .record_bytes = codec.record_bytes(),
                            .logical_bytes = codec.logical_bytes()});
+  }
+  for (const v1::ModelStat& message : response.models()) {
+    ServiceModel model{.name = message.name()};
+    const absl::StatusOr<Digest> fingerprint =
+        Digest::FromBytes(message.fingerprint(), "models.fingerprint");
+    if (fingerprint.ok()) model.fingerprint = *fingerprint;
+    if (message.has_plan()) model.plan = PlanFromProto(message.plan());
+    stat.models.push_back(std::move(model));
   }
   return stat;
 }
@@ -165,6 +182,28 @@ absl::StatusOr<std::vector<ModelSpec>> AdminClient::ListModels() {
     specs.push_back(std::move(spec));
   }
   return specs;
+}
+
+absl::StatusOr<ServicePlan> AdminClient::SetPlan(const Digest& fingerprint,
+                                                 const std::string& plan) {
+  v1::SetPlanRequest request;
+  request.set_fingerprint(std::string(fingerprint.AsStringView()));
+  request.set_plan(plan);
+  v1::SetPlanResponse response;
+  KVSTOW_RETURN_IF_ERROR(state_->Call([&](grpc::ClientContext* context) {
+    return state_->connection->models().SetPlan(context, request, &response);
+  }));
+  return PlanFromProto(response.plan());
+}
+
+absl::Status AdminClient::DerivePlan(const Digest& fingerprint) {
+  v1::SetPlanRequest request;
+  request.set_fingerprint(std::string(fingerprint.AsStringView()));
+  request.set_derive(true);
+  v1::SetPlanResponse response;
+  return state_->Call([&](grpc::ClientContext* context) {
+    return state_->connection->models().SetPlan(context, request, &response);
+  });
 }
 
 absl::StatusOr<std::vector<ServicePath>> AdminClient::ListPaths() {

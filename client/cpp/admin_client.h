@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,18 @@ struct ServicePath {
   std::string address;      // for workers
   std::string unavailable;  // why it is not there; empty: it is
 };
+// As ModelPlan of model.proto.
+struct ServicePlan {
+  std::string codecs;  // "layer0.k=raw"; empty: all layers as asked for
+  Digest id;
+  bool is_derived = false;
+  std::vector<std::string> reasons;
+};
+struct ServiceModel {
+  Digest fingerprint;
+  std::string name;
+  std::optional<ServicePlan> plan;  // none yet
+};
 struct ServiceStat {
   std::vector<ServiceTier> tiers;
   std::vector<ServiceCodec> codecs;
@@ -67,6 +80,7 @@ struct ServiceStat {
   std::string policy;           // "rtv"; empty from a service that does not tell
   uint64_t policy_bytes = 0;
   uint64_t write_behind_bytes = 0;
+  std::vector<ServiceModel> models;  // by fingerprint
 };
 
 // Bits of a location, as LocationBit of control.proto.
@@ -131,6 +145,11 @@ class AdminClient {
   absl::StatusOr<ServiceStat> Stat();
   absl::StatusOr<BlockPage> ListBlocks(const ListOptions& options);
   absl::StatusOr<std::vector<ModelSpec>> ListModels();
+  // Which layers of a model are stored with another codec than writers ask for, from now on; as
+  // CodecPlan::Parse reads it. Empty: none. kInvalidArgument names the item.
+  absl::StatusOr<ServicePlan> SetPlan(const Digest& fingerprint, const std::string& plan);
+  // Forgets the model's plan: the service derives one from what it is sent next.
+  absl::Status DerivePlan(const Digest& fingerprint);
   // Paths past gRPC, best first.
   absl::StatusOr<std::vector<ServicePath>> ListPaths();
 

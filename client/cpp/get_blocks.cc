@@ -146,7 +146,8 @@ absl::Status StreamFetcher::Call(const KeyRange& range, const BulkArea* area,
 
 StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
   const auto block_bytes = static_cast<size_t>(MaxBlockBytes(*model_.layout));
-  std::optional<BulkArea> area = client_.windows->Take(static_cast<int64_t>(block_bytes));
+  std::optional<BulkArea> area =
+      client_.windows->Take(static_cast<int64_t>(block_bytes), deadline_);
   StreamResult result;
   while (!range.keys.empty() && result.status.ok()) {
     size_t count = range.keys.size();

@@ -28,6 +28,7 @@
 #include "client/cpp/conversation.h"
 #include "kernels/codec/calibration.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/codec_plan.h"
 #include "kernels/core/block_key.h"
 #include "kernels/core/block_layout.h"
 #include "kernels/core/model_spec.h"
@@ -55,6 +56,7 @@ struct KvClientOptions {
   // 4 MiB, four times a block for larger ones.
   int64_t window_bytes = int64_t{256} << 20;
   UcxNetwork ucx;
+  std::string ucx_ip;  // of this machine, for the service to connect to; empty: by the route to it
   BreakerOptions breaker;
   // Asks for what the service has itself; not for what its peers have. For services as clients.
   bool local_only = false;
@@ -84,6 +86,7 @@ struct PutRequest {
   absl::Span<const int32_t> tokens;    // of the whole prompt
   absl::Span<const LayerRows> layers;  // one per layer
   CodecChoice codec;
+  CodecPlan layer_codecs;   // of layers that are to have others; the model's plan goes over it
   int32_t first_block = 0;  // earlier blocks are left alone and their rows are not read
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;  // return when the blocks would survive kill -9

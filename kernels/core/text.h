@@ -29,4 +29,7 @@ absl::StatusOr<absl::Duration> ParseDuration(std::string_view text);
 // 1/3 of the longer name, at least 2).
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates);
 
+// `text` as it may stand in HTML and SVG, in attributes too: & < > " are written as entities.
+std::string HtmlText(std::string_view text);
+
 }  // namespace kvstow

@@ -36,29 +36,6 @@ constexpr std::string_view kHead =
     "td:first-child,th:first-child{text-align:left}div{overflow-x:auto}\n"
     "</style></head><body>\n";
 
-std::string Escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 bool IsOracle(const std::string& policy) {
   const auto& kinds = AllPolicies();
   return std::any_of(kinds.begin(), kinds.end(),
@@ -87,7 +64,7 @@ class Chart {
   std::string Svg(std::string_view label, std::vector<Curve> curves) const {
     std::string out =
         absl::StrFormat("<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">\n", kWidth,
-                        kHeight, Escaped(label));
+                        kHeight, HtmlText(label));
     out += Axes();
     for (const Curve& curve : curves) out += Line(curve);
     return out + Names(std::move(curves)) + "</svg>\n";
@@ -134,7 +111,7 @@ class Chart {
           &dots,
           "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"><title>%s, %d blocks: "
           "%.1f %%</title></circle>\n",
-          x, y, std::string(curve.colour), Escaped(curve.name), capacities_[i], curve.percent[i]);
+          x, y, std::string(curve.colour), HtmlText(curve.name), capacities_[i], curve.percent[i]);
     }
     return absl::StrFormat("<polyline class=\"%s\" stroke=\"%s\" points=\"%s\"/>\n%s",
                            curve.is_oracle ? "oracle" : "rule", std::string(curve.colour), points,
@@ -154,7 +131,7 @@ class Chart {
       next = y + kStep;
       absl::StrAppendFormat(&out, "<text x=\"%g\" y=\"%.1f\" fill=\"%s\">%s</text>\n",
                             kWidth - kRight + 12, y, std::string(curves[i].colour),
-                            Escaped(curves[i].name));
+                            HtmlText(curves[i].name));
     }
     return out;
   }
@@ -192,7 +169,7 @@ std::string TierRows(const ReplayReport& report) {
     absl::StrAppendFormat(&out,
                           "<tr><td>%s</td><td>%.1f %%</td><td>%.1f %%</td><td>%.3f s</td>"
                           "<td>%.3f s</td><td>%.3f s</td></tr>\n",
-                          Escaped(RowName(row)), 100 * r.full_hit_rate(), 100 * r.block_hit_rate(),
+                          HtmlText(RowName(row)), 100 * r.full_hit_rate(), 100 * r.block_hit_rate(),
                           r.mean_follow_up_ttft_s, r.p95_follow_up_ttft_s, r.mean_ttft_s);
   }
   return out + "</table></div>\n";
@@ -208,7 +185,7 @@ std::string FormatPage(const ReplayReport& report) {
       "<h1>Which block leaves next</h1>\n<p>%s: %d requests in %.0f minutes, %d of them follow-up "
       "turns; %d prompt blocks of %d tokens, %d different. Simulated; the first %g %% are not "
       "scored. Dashed: oracles, which know the future.</p>\n",
-      Escaped(options.trace_path), report.num_requests, report.span_s / 60, report.num_follow_ups,
+      HtmlText(options.trace_path), report.num_requests, report.span_s / 60, report.num_follow_ups,
       report.num_blocks, options.block_tokens, report.num_distinct, 100 * options.warmup);
   if (!options.blocks.empty() && !report.rows.empty()) {
     out += "<h2>Follow-up turns that found their whole history</h2>\n";

@@ -238,6 +238,18 @@ TEST_F(CliService, EvalKeepsItsBoundsAndSeesAWrongCodec) {
   EXPECT_EQ(raw["bits_per_value"], 16.0);
   EXPECT_EQ(kept.lines()[1]["bits_per_value"], 8.25);  // d = 64: 8 bits and a scale of 16
   for (const Json& line : kept.lines()) EXPECT_GT(line["put_ratio"], 0) << line;
+  // The same figures by layer and head: bits of keys and values are those of the whole.
+  const std::string csv = Path("heads.csv");
+  const std::string page = Path("eval.html");
+  const Result heads = Kvstow({"eval", kFixture, probe, "--codecs=safe", "--rounds=1", "--by-head",
+                               "--csv=" + csv, "--html=" + page});
+  EXPECT_EQ(heads.status, 0) << heads.err;
+  EXPECT_THAT(heads.out, HasSubstr("LAYER  HEAD"));
+  std::ifstream csv_file(csv);
+  const std::string csv_text(std::istreambuf_iterator<char>(csv_file), {});
+  EXPECT_EQ(std::count(csv_text.begin(), csv_text.end(), '\n'), 1 + 1 + 30 * 3);
+  EXPECT_THAT(csv_text, HasSubstr("\n\"safe\",29,2,"));
+  EXPECT_TRUE(std::ifstream(page).good());
   // Throwaway tenants are gone again.
   EXPECT_EQ(Kvstow({"stat", "--json"}).lines()[0]["blocks"], 12);
   // A tenant named raw whose blocks are not.

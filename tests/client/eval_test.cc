@@ -9,12 +9,15 @@
 
 #include "client/cli/eval_bounds.h"
 #include "client/cli/eval_math.h"
+#include "client/cli/eval_page.h"
+#include "client/cli/eval_report.h"
 #include "client/cli/kv_file.h"
 
 namespace kvstow {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // One layer, one KV head, two tokens, dim 4: so 1/sqrt(dim) = 1/2.
 ModelSpec SmallSpec(int32_t num_kv_heads = 1) {
@@ -66,7 +69,7 @@ TEST(JudgeQuality, GivesZerosForEqualBytes) {
   Set(exact, Role::kKey, {1, 2, 3, 4, 5, 6, 7, 8});
   Set(exact, Role::kValue, {1, 0, 0, 0, 0, 1, 0, std::numeric_limits<float>::quiet_NaN()});
   const Probe probe{1, 1, 4, {{1, 1, 1, 1}}};
-  const Quality quality = JudgeQuality({spec, exact.layers(), 2}, exact.layers(), probe);
+  const Quality quality = JudgeQuality({spec, exact.layers(), 2}, exact.layers(), probe).total;
   EXPECT_EQ(quality.k_error, 0);
   EXPECT_EQ(quality.v_error, 0);  // a NaN that came back as it was is no error
   EXPECT_NEAR(quality.attention_kl, 0, 1e-15);
@@ -85,7 +88,7 @@ TEST(JudgeQuality, AgreesWithAHandComputedCaseOfTwoKeys) {
   Set(decoded, Role::kKey, {0, 0, 0, 0, 0, 0, 0, 0});
   Set(decoded, Role::kValue, {2, 0, 0, 0, 0, 1, 0, 0});
   const Probe probe{1, 1, 4, {{2, 0, 0, 0}}};
-  const Quality quality = JudgeQuality({spec, exact.layers(), 2}, decoded.layers(), probe);
+  const Quality quality = JudgeQuality({spec, exact.layers(), 2}, decoded.layers(), probe).total;
   EXPECT_NEAR(quality.k_error, 1, 1e-12);        // all of K's energy is gone
   EXPECT_NEAR(quality.v_error, 1.0 / 2, 1e-12);  // error 1 of energy 1 + 1
   EXPECT_NEAR(quality.attention_kl, 0.75 * std::log(1.5) + 0.25 * std::log(0.5), 1e-6);
@@ -100,17 +103,23 @@ TEST(JudgeQuality, QueryHeadsReadTheirOwnKvHead) {
   // [token][head][dim]; only KV head 1 is changed.
   Set(exact, Role::kKey, {1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   Set(decoded, Role::kKey, {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0});
-  const auto kl_of = [&](const std::vector<float>& queries) {
+  const auto judge = [&](const std::vector<float>& queries) {
     const Probe probe{1, 4, 4, {queries}};
-    return JudgeQuality({spec, exact.layers(), 2}, decoded.layers(), probe).attention_kl;
+    return JudgeQuality({spec, exact.layers(), 2}, decoded.layers(), probe);
   };
   // Four query heads, two to a KV head. Zero queries see no difference.
   std::vector<float> first_pair(16, 0);
   first_pair[0] = first_pair[4] = 2;
   std::vector<float> third(16, 0);
   third[8] = 2;
-  EXPECT_NEAR(kl_of(first_pair), 0, 1e-12);
-  EXPECT_GT(kl_of(third), 0.01);
+  EXPECT_NEAR(judge(first_pair).total.attention_kl, 0, 1e-12);
+  const QualityMap map = judge(third);
+  EXPECT_GT(map.total.attention_kl, 0.01);
+  // The map says where: all of it in head 1, of which two query heads are the half of four.
+  EXPECT_NEAR(map.at(0, 0).attention_kl, 0, 1e-12);
+  EXPECT_NEAR(map.at(0, 1).attention_kl, 2 * map.total.attention_kl, 1e-12);
+  EXPECT_EQ(map.at(0, 0).k_error, 0);
+  EXPECT_GT(map.at(0, 1).k_error, 0);
 }
 
 TEST(Probe, OpensTheFixtureAndChecksItAgainstTheModel) {
@@ -150,6 +159,48 @@ TEST(BrokenBounds, NamesFoundAndAllowed) {
   // What is not a number is no success.
   EXPECT_EQ(BrokenBounds(*raw, {.attention_kl = std::nan("")}).size(), 1u);
   EXPECT_EQ(FindQualityBound("no such codec"), nullptr);
+}
+
+// Two layers of one KV head; the second is much worse.
+EvalReport SmallReport() {
+  const Quality good{.k_error = 0.01, .v_error = 0.02, .attention_kl = 1e-4, .output_error = 1e-3};
+  const Quality bad{.k_error = 0.5, .v_error = 0.02, .attention_kl = 1e-2, .output_error = 1e-1};
+  JudgedCodec judged{.codec = "k=tqm4,v=tq4", .bits_per_value = 4.25};
+  judged.quality = {.num_layers = 2, .num_heads = 1, .cells = {good, bad}, .total = bad};
+  judged.k_bits = {4.5, 4.25};
+  judged.v_bits = {4.25, 4.0};
+  return {.model = "a <model>", .num_tokens = 128, .num_queries = 16, .codecs = {judged}};
+}
+
+TEST(EvalCsv, HasALineForAllAndOneForEachLayerAndHead) {
+  EXPECT_EQ(EvalCsv(SmallReport()),
+            "codec,layer,kv_head,k_bits,v_bits,k_error,v_error,attention_kl,output_error\n"
+            "\"k=tqm4,v=tq4\",all,all,4.375,4.125,0.5,0.02,0.01,0.1\n"
+            "\"k=tqm4,v=tq4\",0,0,4.5,4.25,0.01,0.02,0.0001,0.001\n"
+            "\"k=tqm4,v=tq4\",1,0,4.25,4,0.5,0.02,0.01,0.1\n");
+}
+
+TEST(EvalPage, ShowsRatesAndAMapAndLoadsNothing) {
+  const std::string page = EvalPage(SmallReport());
+  EXPECT_THAT(page, HasSubstr("a &lt;model&gt;"));
+  EXPECT_THAT(page, HasSubstr("<title>k=tqm4,v=tq4: 4.250 bits, KL 0.01</title>"));
+  // One scale from 1e-4 to 1e-2: the good layer is empty, the bad one full.
+  EXPECT_THAT(page, HasSubstr("fill-opacity=\"0.00\"><title>layer 0, head 0: KL 0.0001"));
+  EXPECT_THAT(page, HasSubstr("fill-opacity=\"1.00\"><title>layer 1, head 0: KL 0.01"));
+  EXPECT_THAT(page, Not(HasSubstr("http")));
+  EXPECT_THAT(page, Not(HasSubstr("src=")));
+}
+
+TEST(EvalPage, StandsACodecWithoutLoss) {
+  EvalReport report = SmallReport();
+  report.codecs[0].quality.total = {};
+  report.codecs[0].quality.cells = {{}, {}};
+  EXPECT_THAT(EvalPage(report), Not(HasSubstr("nan")));
+}
+
+TEST(WriteTextFile, NamesAFileThatCannotBeWritten) {
+  const absl::Status status = WriteTextFile("/nowhere/at/all.csv", "text");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/nowhere/at/all.csv: cannot be written"));
 }
 
 }  // namespace

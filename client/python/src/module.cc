@@ -4,6 +4,7 @@
 #include "client/python/src/errors.h"
 #include "client/python/src/host_array.h"
 #include "client/python/src/native_client.h"
+#include "client/python/src/plane_codec.h"
 #include "client/python/src/values.h"
 #include "client/python/src/waits.h"
 
@@ -51,13 +52,36 @@ void BindModel(py::module_& m) {
   m.def("block_keys", &BlockKeys);
 }
 
+void BindCodecs(py::module_& m) {
+  m.def("check_codec", [](const std::string& text) { ValueOrRaise(ParseCodecChoice(text)); });
+  m.def("codec_choice", &CodecChoiceToPython);
+  m.def("codecs", &CodecsToPython);
+  py::class_<PlaneCodec>(m, "PlaneCodec")
+      .def(py::init([](const std::string& codec, const std::string& role, int32_t dim,
+                       const py::dict& options) {
+        return PlaneCodec({.codec = codec,
+                           .role = role,
+                           .dtype = options["dtype"].cast<std::string>(),
+                           .dim = dim,
+                           .tokens_per_block = options["tokens_per_block"].cast<int32_t>(),
+                           .rotation = options["rotation"]});
+      }))
+      .def_property_readonly("name", &PlaneCodec::name)
+      .def_property_readonly("plane_bytes", &PlaneCodec::plane_bytes)
+      .def("encode", &PlaneCodec::Encode)
+      .def("decode", &PlaneCodec::Decode);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_kvstow, m) {
   RememberMainThread();
   BindModel(m);
   m.def("tune_malloc", &TuneMallocForBulkTransfers);
-  m.def("check_codec", [](const std::string& text) { ValueOrRaise(ParseCodecChoice(text)); });
+  BindCodecs(m);
+  m.def("check_codec", [](const std::string& text) {
+    ValueOrRaise(ParseCodecChoice(ValueOrRaise(SplitLayers(text)).choice));
+  });
   py::class_<NativeSession>(m, "Session")
       .def("put_layer", &NativeSession::PutLayer)
       .def("finish", &NativeSession::Finish)

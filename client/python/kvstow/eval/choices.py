@@ -1,0 +1,110 @@
+"""Choice: which codec each plane of a past takes, as one word of --codecs says it.
+
+safe                                 a preset, with the blocks that it keeps raw
+tq4                                  one codec for keys and values
+k=tqm3,v=tq2                         one for each
+k=tqm3,v=tq2,k0=tqm4,v12-14=tq3      and others for some layers
+k=tqm3,v=tq2,first=64,last=128       tokens at both ends that stay raw
+k=tqm3,v=tq2,block=256               tokens per block
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Dict, Iterator, Tuple
+
+from ..codecs import PlaneCodec, all_codecs, codec_choice
+from ..errors import InvalidArgumentError
+
+ROLES = ("k", "v")
+_PLACES = re.compile(r"([kv])(\d+)(?:-(\d+))?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    text: str
+    k: str
+    v: str
+    layers: Tuple[Tuple[str, int, str], ...] = ()  # (role, layer, codec)
+    num_raw_first_tokens: int = 64
+    num_raw_last_tokens: int = 64
+    tokens_per_block: int = 64
+
+    @staticmethod
+    def parse(text: str, *, first: int = 64, last: int = 64, tokens_per_block: int = 64) -> Choice:
+        """`first`, `last`: the raw tokens of words that are no preset and do not say themselves."""
+        values = {"first": first, "last": last, "block": tokens_per_block}
+        pair: Dict[str, str] = {}
+        layers: Dict[Tuple[str, int], str] = {}
+        for i, item in enumerate(text.split(",")):
+            name, equals, value = item.partition("=")
+            place = _PLACES.match(name)
+            if i == 0 and not equals:
+                preset = codec_choice(item)
+                pair = {"k": preset.k, "v": preset.v}
+                if item not in all_codecs():
+                    values["first"] = tokens_per_block if preset.raw_first_block else 0
+                    values["last"] = preset.num_raw_last_tokens
+            elif name in ROLES and equals:
+                pair[name] = value
+            elif place and equals:
+                role, low, high = place[1], int(place[2]), int(place[3] or place[2])
+                layers.update({(role, layer): value for layer in range(low, high + 1)})
+            elif name in values and value.isdigit():
+                values[name] = int(value)
+            else:
+                raise InvalidArgumentError(
+                    f"codecs {text!r}: {item!r} is not understood, want a preset, a codec, "
+                    "k=CODEC, v=CODEC, kLAYER=CODEC, vFIRST-LAST=CODEC, first=TOKENS, last=TOKENS "
+                    "or block=TOKENS"
+                )
+        if set(pair) != set(ROLES):
+            raise InvalidArgumentError(f"codecs {text!r}: no codec for both k and v")
+        codec_choice(f"k={pair['k']},v={pair['v']}")  # raises with the known names
+        for (role, _), codec in layers.items():
+            codec_choice(f"k={codec},v=raw" if role == "k" else f"k=raw,v={codec}")
+        overrides = tuple((role, layer, codec) for (role, layer), codec in sorted(layers.items()))
+        return Choice(
+            text, pair["k"], pair["v"], overrides, values["first"], values["last"], values["block"]
+        )
+
+    def codec(self, role: str, layer: int) -> str:
+        for other_role, other_layer, codec in self.layers:
+            if (role, layer) == (other_role, other_layer):
+                return codec
+        return self.k if role == "k" else self.v
+
+    def encoded_blocks(self, num_tokens: int) -> Tuple[int, int]:
+        """[first, last) of the blocks that are encoded; the tail below a block is never stored."""
+        size = self.tokens_per_block
+        num_blocks = num_tokens // size
+        first = -(-self.num_raw_first_tokens // size)
+        last = num_blocks - -(-self.num_raw_last_tokens // size)
+        return min(first, num_blocks), max(min(first, num_blocks), last)
+
+    def bits_per_value(self, num_layers: int, dim: int) -> float:
+        """Of what is encoded, as stored: scales, means and the zeros that fill up a plane."""
+        total = sum(
+            _bits(self.codec(role, layer), role, dim, self.tokens_per_block)
+            for role, layer in planes(num_layers)
+        )
+        return total / (2 * num_layers)
+
+    def bits_of_all(self, num_layers: int, dim: int, num_tokens: int) -> float:
+        """Of a whole past of `num_tokens`: raw rows count 16 bits a value."""
+        first, last = self.encoded_blocks(num_tokens)
+        share = (last - first) * self.tokens_per_block / num_tokens
+        return share * self.bits_per_value(num_layers, dim) + (1 - share) * 16
+
+
+def planes(num_layers: int) -> Iterator[Tuple[str, int]]:
+    for layer in range(num_layers):
+        for role in ROLES:
+            yield role, layer
+
+
+@functools.lru_cache(maxsize=None)
+def _bits(codec: str, role: str, dim: int, tokens_per_block: int) -> float:
+    return PlaneCodec(codec, role, dim, tokens_per_block=tokens_per_block).bits_per_value

@@ -1,0 +1,58 @@
+"""kvstow.eval.choices: what a word of --codecs means."""
+
+import pytest
+
+import kvstow
+from kvstow.eval.choices import Choice
+
+
+def test_a_preset_brings_the_blocks_that_it_keeps_raw():
+    tiny = Choice.parse("tiny", first=0, last=0)
+    assert (tiny.k, tiny.v) == ("tqm3", "tq2")
+    assert tiny.encoded_blocks(1024) == (1, 15)
+    assert Choice.parse("safe").encoded_blocks(1024) == (1, 16)
+    assert Choice.parse("lossless").encoded_blocks(1024) == (0, 16)
+
+
+def test_other_words_take_the_ends_they_are_given():
+    assert Choice.parse("tq4").encoded_blocks(1024) == (1, 15)
+    assert Choice.parse("tq4", first=0, last=128).encoded_blocks(1024) == (0, 14)
+    assert Choice.parse("k=tqm4,v=tq4,first=0,last=65").encoded_blocks(1024) == (0, 14)
+    wide = Choice.parse("tq4,block=256")
+    assert wide.encoded_blocks(1024) == (1, 3)
+
+
+def test_the_tail_below_a_block_and_short_pasts_stay_raw():
+    assert Choice.parse("tq4,first=0,last=0").encoded_blocks(100) == (0, 1)
+    assert Choice.parse("tq4").encoded_blocks(100) == (1, 1)
+    assert Choice.parse("tq4").encoded_blocks(10) == (0, 0)
+
+
+def test_layers_override():
+    choice = Choice.parse("k=tqm3,v=tq2,k0=tqm4,v1-2=tq3,v2=tq4")
+    assert [choice.codec("k", layer) for layer in range(3)] == ["tqm4", "tqm3", "tqm3"]
+    assert [choice.codec("v", layer) for layer in range(3)] == ["tq2", "tq3", "tq4"]
+
+
+def test_bits_are_the_mean_over_planes_as_stored():
+    assert Choice.parse("tq4").bits_per_value(30, 128) == 4.125
+    assert Choice.parse("k=tq4,v=tq2").bits_per_value(30, 128) == 3.125
+    assert Choice.parse("k=tq4,v=tq2,v0=tq4").bits_per_value(2, 128) == (3 * 4.125 + 2.125) / 4
+    # 14 of 16 blocks are encoded.
+    assert Choice.parse("tq4").bits_of_all(30, 128, 1024) == (14 * 4.125 + 2 * 16) / 16
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("saef", "saef"),
+        ("k=tq4", "no codec for both"),
+        ("k=tq4,v=tqm4", "serves keys only"),
+        ("k=tqm3,v=tq2,v3=tqm2", "serves keys only"),
+        ("k=tqm3,v=tq2,q0=tq4", "'q0=tq4' is not understood"),
+        ("tq4,last=some", "'last=some' is not understood"),
+    ],
+)
+def test_what_is_not_understood_is_named(text, message):
+    with pytest.raises(kvstow.InvalidArgumentError, match=message):
+        Choice.parse(text)
