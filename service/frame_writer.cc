@@ -10,6 +10,7 @@
 #include "kernels/codec/codec.h"
 #include "kernels/core/checksum.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/core/stream_copy.h"
 #include "proto/convert.h"
 
 namespace kvstow {
@@ -134,10 +135,16 @@ absl::Span<const std::byte> FrameWriter::Rows(const ArrivedUnit& unit) {
 }
 
 absl::Status FrameWriter::Copy(const ArrivedUnit& unit, UnitWriter writer) {
+  // What is checked is what will be kept.
   const absl::Span<std::byte> out = writer.Buffer(unit.length);
-  payload_.CopyTo(unit.offset, out);
-  // In place, after the copy: what is checked is what will be kept.
-  const uint64_t found = Xxh3(out);
+  const absl::Span<const std::byte> in_place = payload_.Contiguous(unit.offset, unit.length);
+  uint64_t found = 0;
+  if (in_place.empty()) {
+    payload_.CopyTo(unit.offset, out);
+    found = Xxh3(out);
+  } else {
+    found = StreamCopyHashed(in_place, out.data());
+  }
   if (found != unit.xxh3) return ChecksumFault(unit, found);
   KVSTOW_RETURN_IF_ERROR(writer.Commit(unit.codec, found));
   counters_.put_unit_bytes.fetch_add(unit.length, std::memory_order_relaxed);

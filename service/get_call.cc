@@ -32,7 +32,7 @@ bool GetCall::FillFromPeers() {
     refill_is_out_ = true;
   }
   const absl::Status submitted = parts_.fetchers->Submit([this] {
-    parts_.peers->Fill(*model_, missing_, *parts_.store);
+    Fill();
     Continue(/*refill_is_over=*/true);
   });
   if (submitted.ok()) return true;
@@ -41,15 +41,22 @@ bool GetCall::FillFromPeers() {
   return false;
 }
 
+// An engine may ask before it has put anything, and so before anybody registered its model here:
+// the peer that has the blocks knows it.
+void GetCall::Fill() {
+  absl::StatusOr<ModelRef> model = parts_.models->Find(fingerprint_);
+  if (!model.ok()) {
+    const std::optional<ModelSpec> spec = parts_.peers->FindModel(fingerprint_);
+    if (spec.has_value()) model = parts_.models->Register(*spec);
+  }
+  if (model.ok()) parts_.peers->Fill(**model, missing_, *parts_.store);
+}
+
 absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<const BlockKey> keys) {
   if (parts_.peers->empty() || request.local_only() || request.fingerprint().empty()) {
     return absl::OkStatus();
   }
-  KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
-                          Digest::FromBytes(request.fingerprint(), "fingerprint"));
-  absl::StatusOr<ModelRef> model = parts_.models->Find(fingerprint);
-  if (!model.ok()) return absl::OkStatus();  // nobody registered it here: what is missing is a miss
-  model_ = *std::move(model);
+  KVSTOW_ASSIGN_OR_RETURN(fingerprint_, Digest::FromBytes(request.fingerprint(), "fingerprint"));
   const std::vector<Location> locations = parts_.store->Lookup(keys);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!locations[i].in_dram && !locations[i].in_nvme) missing_.push_back(keys[i]);

@@ -50,6 +50,7 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   absl::Status FindMissing(const v1::GetRequest& request, absl::Span<const BlockKey> keys);
   // True: a fetch is under way, after which the call goes on by itself.
   bool FillFromPeers();
+  void Fill();
   Steps Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes, refills, finishes, or neither. The last thing a thread does with this call, unless it
   // is the refilling one and says that it goes on.
@@ -65,7 +66,7 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   int64_t written_bytes_ = 0;
   Permit permit_;
   std::vector<BlockKey> missing_;        // here; to be fetched before the first frame
-  ModelRef model_;                       // theirs
+  Digest fingerprint_;                   // of their model
   std::unique_ptr<FrameSource> source_;  // used by the worker that refills
   grpc::ByteBuffer current_;             // of the write that is out
 

@@ -138,6 +138,19 @@ std::vector<bool> PeerSet::Lookup(absl::Span<const BlockKey> keys) {
   return found;
 }
 
+std::optional<ModelSpec> PeerSet::FindModel(const Digest& fingerprint) {
+  std::vector<std::optional<ModelSpec>> found(peers_.size());
+  RunParallel(static_cast<int>(peers_.size()), [&](int i) {
+    absl::StatusOr<Model> model = peers_[i].client->GetModel(fingerprint);
+    if (model.ok()) found[i] = std::move(model->spec);
+    if (!model.ok() && !absl::IsNotFound(model.status())) ++counters_.peer_failures;
+  });
+  for (std::optional<ModelSpec>& spec : found) {
+    if (spec.has_value()) return std::move(spec);
+  }
+  return std::nullopt;
+}
+
 int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
                       TieredStore& store) {
   if (keys.empty() || peers_.empty()) return 0;

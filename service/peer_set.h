@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,8 @@ class PeerSet {
   bool empty() const { return peers_.empty(); }
   // Per key: does a peer hold it? Peers that do not answer in time hold nothing.
   std::vector<bool> Lookup(absl::Span<const BlockKey> keys);
+  // The model of that name, of whoever knows it; checked. Nothing: nobody does.
+  std::optional<ModelSpec> FindModel(const Digest& fingerprint);
   // Brings what peers hold of `keys` into `store`. Returns how many blocks.
   int64_t Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys, TieredStore& store);
 

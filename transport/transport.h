@@ -1,6 +1,6 @@
 // Transport: how the bytes of blocks get from a worker's memory to the service and back without
 // passing through gRPC. The worker opens a Window, memory that the service may read and write; the
-// service attaches to it and moves ranges, one-sided, through a Channel. What is in the window and
+// service attaches to it and moves ranges of it through a Channel. What is in the window and
 // when is agreed over gRPC (data.proto), whatever the path.
 //
 //   worker:   KVSTOW_ASSIGN_OR_RETURN(auto window, OpenShmWindow({...}));   // shm_window.h

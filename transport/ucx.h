@@ -1,4 +1,4 @@
-// UCX: windows in memory that a network card, or UCX over TCP, reads and writes one-sided.
+// UCX: windows that a service on another machine reads and writes, over RDMA or TCP.
 //
 //   worker:   KVSTOW_ASSIGN_OR_RETURN(auto window, OpenUcxWindow({.bytes = 64 << 20}));
 //   service:  KVSTOW_ASSIGN_OR_RETURN(auto ucx, MakeUcxTransport({}));
@@ -33,13 +33,14 @@ bool IsUcxBuilt();
 struct UcxWindowOptions {
   int64_t bytes = 0;  // 1 to kMaxWindowBytes
   UcxNetwork network;
+  // Of this machine, where the service connects to. The port is a free one.
+  std::string ip = "127.0.0.1";
 };
 
-// Allocates and registers the memory, about a second per GiB. Needs no service.
-// Window::is_alive turns false when the channel was closed, not when its service was killed: that
-// only the gRPC connection tells.
-//   kInvalidArgument    the size
-//   kResourceExhausted  no memory, or not registrable (RLIMIT_MEMLOCK)
+// Allocates the memory, about a second per GiB, and listens. Needs no service. Window::is_alive
+// turns false when the channel was closed or its service died.
+//   kInvalidArgument    the size, or `ip`
+//   kResourceExhausted  no memory
 //   kUnavailable        UCX does not start, for example for want of such devices
 //   kUnimplemented      built without UCX
 absl::StatusOr<std::unique_ptr<Window>> OpenUcxWindow(const UcxWindowOptions& options);

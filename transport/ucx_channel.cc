@@ -11,95 +11,40 @@
 namespace kvstow {
 namespace {
 
-constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 constexpr absl::Duration kReleasePatience = absl::Milliseconds(700);
-// Ids of the operations on the control block, which no transfer has: those count up from 1.
-constexpr TransferId kControlId = ~TransferId{0};
-
-// Waits for the one completion of an operation of our own.
-absl::Status AwaitOne(CompletionQueue& queue, absl::Duration timeout) {
-  Completion completion;
-  if (queue.Take({&completion, 1}, timeout) == 1) return completion.status;
-  return absl::DeadlineExceededError("the thread that drives UCX does not answer");
-}
 
 }  // namespace
 
 UcxChannel::UcxChannel(std::shared_ptr<UcxEngine> engine, const UcxTicket& ticket,
                        std::function<void()> on_close)
     : engine_(std::move(engine)),
-      window_address_(ticket.address),
       window_bytes_(static_cast<int64_t>(ticket.bytes)),
-      on_close_(std::move(on_close)) {
-  control_.window_id = ticket.window_id;
-}
+      on_close_(std::move(on_close)) {}
 
 absl::StatusOr<std::unique_ptr<UcxChannel>> UcxChannel::Attach(std::shared_ptr<UcxEngine> engine,
                                                                const UcxTicket& ticket,
                                                                absl::Duration timeout,
                                                                std::function<void()> on_close) {
-  const RealClock clock;
   std::unique_ptr<UcxChannel> channel(
       new UcxChannel(std::move(engine), ticket, std::move(on_close)));
-  KVSTOW_RETURN_IF_ERROR(channel->Open(ticket, clock.Now() + timeout));
+  KVSTOW_RETURN_IF_ERROR(channel->Open(ticket, timeout));
   return channel;
 }
 
-absl::Status UcxChannel::Open(const UcxTicket& ticket, absl::Time deadline) {
-  const RealClock clock;
+absl::Status UcxChannel::Open(const UcxTicket& ticket, absl::Duration timeout) {
   const auto opened = std::make_shared<CompletionQueue>();
   KVSTOW_RETURN_IF_ERROR(opened->Begin().status());
   engine_->Do([engine = engine_.get(), link = link_, ticket, opened] {
-    const absl::Status status = link->Open(engine->worker(), ticket.worker_address, ticket.rkey);
-    if (!status.ok()) link->Close(status);
     engine->Drive(link);
-    opened->Complete(1, status);
+    link->Open(engine->worker(), ticket,
+               [opened](const absl::Status& status) { opened->Complete(1, status); });
   });
-  KVSTOW_RETURN_IF_ERROR(AwaitOne(*opened, deadline - clock.Now() + absl::Seconds(1)));
-  UcxControl found;
-  KVSTOW_RETURN_IF_ERROR(MoveControl(TransferOp::kRead, found, deadline));
-  if (found.magic != control_.magic || found.window_id != control_.window_id) {
-    return absl::NotFoundError("the UCX window of this ticket is not there any more");
-  }
-  if (found.state != UcxWindowState::kOffered) {
-    return absl::NotFoundError("the UCX window of this ticket was attached before");
-  }
-  control_.state = UcxWindowState::kAttached;
-  KVSTOW_RETURN_IF_ERROR(MoveControl(TransferOp::kWrite, control_, deadline));
-  is_attached_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status UcxChannel::MoveControl(TransferOp op, UcxControl& control, absl::Time deadline) {
-  // Owned by the operation: where it is late, its memory outlives this call.
-  struct Move {
-    UcxControl control;
-    CompletionQueue done;
-  };
-  const auto move = std::make_shared<Move>();
-  move->control = control;
-  KVSTOW_RETURN_IF_ERROR(move->done.Begin().status());
-  UcxOperation operation = {
-      .op = op,
-      .address = window_address_ - uint64_t{kUcxControlBytes},
-      .local = {reinterpret_cast<std::byte*>(&move->control), sizeof(UcxControl)},
-      .deadline = deadline,
-      .on_completed = [move](const absl::Status& status, bool) { move->done.Complete(1, status); },
-      .on_released = [move] {}};
-  engine_->Do(
-      [link = link_, operation = std::move(operation)] { link->Start(kControlId, operation); });
-  const RealClock clock;
-  KVSTOW_RETURN_IF_ERROR(AwaitOne(move->done, deadline - clock.Now() + absl::Seconds(1)));
-  control = move->control;
-  return absl::OkStatus();
+  Completion completion;
+  if (opened->Take({&completion, 1}, timeout) == 1) return completion.status;
+  return absl::DeadlineExceededError("the worker of the UCX window does not answer");
 }
 
 UcxChannel::~UcxChannel() {
-  const RealClock clock;
-  if (is_attached_ && is_alive()) {
-    control_.state = UcxWindowState::kClosed;
-    MoveControl(TransferOp::kWrite, control_, clock.Now() + kFarewell).IgnoreError();
-  }
   engine_->Do([link = link_] { link->Close(absl::CancelledError("the channel was closed")); });
   if (!memory_->AwaitReleased(/*all=*/true, kReleasePatience)) {
     Log(Severity::kError, "memory of transfers is still in use after their UCX channel ended",
@@ -116,7 +61,7 @@ absl::StatusOr<TransferId> UcxChannel::Post(const Transfer& transfer) {
   const RealClock clock;
   UcxOperation operation = {
       .op = transfer.op,
-      .address = window_address_ + static_cast<uint64_t>(transfer.window_offset),
+      .window_offset = static_cast<uint64_t>(transfer.window_offset),
       .local = transfer.local,
       .deadline = clock.Now() + transfer.timeout,
       .on_completed =
@@ -134,7 +79,6 @@ size_t UcxChannel::Poll(absl::Span<Completion> completions, absl::Duration timeo
 }
 
 void UcxChannel::Cancel(TransferId id) {
-  if (id == kControlId) return;
   engine_->Do([link = link_, id] { link->Cancel(id); });
 }
 

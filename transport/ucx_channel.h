@@ -42,17 +42,12 @@ class UcxChannel final : public Channel {
  private:
   UcxChannel(std::shared_ptr<UcxEngine> engine, const UcxTicket& ticket,
              std::function<void()> on_close);
-  absl::Status Open(const UcxTicket& ticket, absl::Time deadline);
-  // Reads or writes the head of the registration and waits for it.
-  absl::Status MoveControl(TransferOp op, UcxControl& control, absl::Time deadline);
+  absl::Status Open(const UcxTicket& ticket, absl::Duration timeout);
 
   const std::shared_ptr<UcxEngine> engine_;
   const std::shared_ptr<UcxLink> link_ = std::make_shared<UcxLink>();
-  const uint64_t window_address_;
   const int64_t window_bytes_;
   const std::function<void()> on_close_;
-  UcxControl control_;  // as written last; the window's id
-  bool is_attached_ = false;
   const std::shared_ptr<CompletionQueue> queue_ = std::make_shared<CompletionQueue>();
   const std::shared_ptr<HeldMemory> memory_ = std::make_shared<HeldMemory>();
 };

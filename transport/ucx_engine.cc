@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -64,6 +65,21 @@ absl::StatusOr<ucp_config_t*> ReadConfig(const UcxNetwork& network) {
 
 }  // namespace
 
+struct UcxEngineCallbacks {
+  static ucs_status_t OnMessage(void* engine, const void* header, size_t header_bytes, void* data,
+                                size_t bytes, const ucp_am_recv_param_t* param) {
+    UcxMessage message;
+    const bool has_sender = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
+    if (header_bytes != sizeof(message) || !has_sender) return UCS_OK;
+    std::memcpy(&message, header, sizeof(message));
+    auto& of = *static_cast<UcxEngine*>(engine);
+    const bool is_announced = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    UcxData arrived(of.worker_, data, bytes, is_announced);
+    of.OnMessage(param->reply_ep, message, arrived);
+    return is_announced && arrived.is_taken() ? UCS_INPROGRESS : UCS_OK;
+  }
+};
+
 absl::StatusOr<std::shared_ptr<UcxEngine>> UcxEngine::Open(const UcxNetwork& network) {
   std::shared_ptr<UcxEngine> engine(new UcxEngine);
   KVSTOW_RETURN_IF_ERROR(engine->Initialize(network));
@@ -79,7 +95,8 @@ absl::Status UcxEngine::Initialize(const UcxNetwork& network) {
   KVSTOW_ASSIGN_OR_RETURN(ucp_config_t * config, ReadConfig(network));
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  // Not RMA: over TCP UCX would serve it at whatever address a message names.
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   ucs_status_t status = ucp_init(&params, config, &context_);
   ucp_config_release(config);
   if (status != UCS_OK) return UcxError("starting", status);
@@ -88,12 +105,14 @@ absl::Status UcxEngine::Initialize(const UcxNetwork& network) {
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   status = ucp_worker_create(context_, &worker_params, &worker_);
   if (status != UCS_OK) return UcxError("starting a worker", status);
-  ucp_address_t* address = nullptr;
-  size_t length = 0;
-  status = ucp_worker_get_address(worker_, &address, &length);
-  if (status != UCS_OK) return UcxError("asking for the worker's address", status);
-  worker_address_.assign(reinterpret_cast<const char*>(address), length);
-  ucp_worker_release_address(worker_, address);
+  ucp_am_handler_param_t handler = {};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                       UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kUcxMessageId;
+  handler.cb = &UcxEngineCallbacks::OnMessage;
+  handler.arg = this;
+  status = ucp_worker_set_am_recv_handler(worker_, &handler);
+  if (status != UCS_OK) return UcxError("asking for messages", status);
   status = ucp_worker_get_efd(worker_, &event_fd_);
   if (status != UCS_OK) return UcxError("asking for the event descriptor", status);
   wake_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -103,7 +122,13 @@ absl::Status UcxEngine::Initialize(const UcxNetwork& network) {
 
 UcxEngine::~UcxEngine() {
   Stop();
-  if (context_ != nullptr) ucp_cleanup(context_);
+  if (context_ != nullptr && !is_context_left_) ucp_cleanup(context_);
+}
+
+absl::StatusOr<std::string> UcxEngine::Listen(const std::string& ip, UcxServedWindow* window) {
+  KVSTOW_CHECK(!thread_.joinable());
+  KVSTOW_ASSIGN_OR_RETURN(listener_, UcxListener::Open(worker_, ip, window));
+  return listener_->address();
 }
 
 void UcxEngine::Stop() {
@@ -115,17 +140,33 @@ void UcxEngine::Stop() {
     Do([] {});
     thread_.join();
   }
-  if (!links_.empty()) {
-    // A worker with requests that never end is not destroyed: it may still write to their memory,
-    // and its callbacks still refer to the links.
-    Log(Severity::kError, "UCX does not give back requests of dead workers; leaving them",
-        {{"channels", absl::StrCat(links_.size())}});
-    new std::vector<std::shared_ptr<UcxLink>>(std::move(links_));
-    links_.clear();
-    worker_ = nullptr;
-    context_ = nullptr;
+  if (worker_ == nullptr) return;
+  const bool is_finished = listener_ == nullptr || listener_->IsFinished();
+  if (!links_.empty() || !is_finished) {
+    LeaveWorker();
+    return;
   }
-  if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
+  listener_ = nullptr;
+  ucp_worker_destroy(std::exchange(worker_, nullptr));
+}
+
+// A worker with requests that never end is not destroyed: it may still write to their memory, and
+// its callbacks still refer to what asked for them.
+void UcxEngine::LeaveWorker() {
+  Log(Severity::kError, "UCX does not give back requests of dead peers; leaving them",
+      {{"channels", absl::StrCat(links_.size())}});
+  new std::vector<std::shared_ptr<UcxLink>>(std::move(links_));
+  links_.clear();
+  [[maybe_unused]] const UcxListener* const left = listener_.release();
+  worker_ = nullptr;
+  is_context_left_ = true;
+}
+
+void UcxEngine::OnMessage(const ucp_ep* from, const UcxMessage& message, UcxData& data) {
+  if (listener_ != nullptr) listener_->OnMessage(from, message, data);
+  for (const std::shared_ptr<UcxLink>& link : links_) {
+    if (link->IsAt(from)) link->OnMessage(message, data);
+  }
 }
 
 void UcxEngine::Do(std::function<void()> command) {
@@ -191,6 +232,7 @@ void UcxEngine::Run() {
     }
     const absl::Time now = clock_.Now();
     const absl::Time next = TickLinks(now);
+    if (listener_ != nullptr) listener_->Tick();
     if (had_traffic) last_traffic = now;
     if (now - last_traffic > kSpin) Sleep(next - now);
   }
@@ -201,10 +243,15 @@ void UcxEngine::EndLinks() {
   for (const std::shared_ptr<UcxLink>& link : links_) {
     link->Close(absl::CancelledError("the UCX transport ends"));
   }
+  if (listener_ != nullptr) listener_->Close();
+  const auto is_finished = [&] {
+    return links_.empty() && (listener_ == nullptr || listener_->IsFinished());
+  };
   const absl::Time deadline = clock_.Now() + kEndPatience;
-  while (!links_.empty() && clock_.Now() < deadline) {
+  while (!is_finished() && clock_.Now() < deadline) {
     ucp_worker_progress(worker_);
     TickLinks(clock_.Now());
+    if (listener_ != nullptr) listener_->Tick();
   }
 }
 

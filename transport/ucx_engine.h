@@ -23,6 +23,7 @@
 #include "transport/owned_fd.h"
 #include "transport/ucx.h"
 #include "transport/ucx_link.h"
+#include "transport/ucx_listener.h"
 
 struct ucp_context;  // of UCX
 struct ucp_worker;
@@ -33,12 +34,15 @@ class UcxEngine {
  public:
   // kUnavailable says what UCX could not do.
   static absl::StatusOr<std::shared_ptr<UcxEngine>> Open(const UcxNetwork& network);
-  // Starts the thread. Memory is registered before: UCX's context is not for several threads.
+  // Before Start: takes connections at `ip`, and returns where. See UcxListener.
+  absl::StatusOr<std::string> Listen(const std::string& ip, UcxServedWindow* window);
+  // Starts the thread.
   void Start();
   // Not on the engine's own thread.
   ~UcxEngine();
-  // Ends every link, waits a second at most for UCX to give back their requests, ends the thread
-  // and then the worker. Nothing is moved any more; the context stays. Once, or by the destructor.
+  // Ends every link and connection, waits a second at most for UCX to give back their requests,
+  // ends the thread and then the worker. Nothing is moved any more; the context stays. Once, or by
+  // the destructor.
   void Stop();
 
   // Runs `command` on the thread, soon and in order.
@@ -46,13 +50,13 @@ class UcxEngine {
   // On the thread only: drives the link until it is finished.
   void Drive(std::shared_ptr<UcxLink> link) { links_.push_back(std::move(link)); }
 
-  ucp_context* context() { return context_; }
   ucp_worker* worker() { return worker_; }
-  // By which others reach the worker.
-  const std::string& worker_address() const { return worker_address_; }
 
  private:
   UcxEngine() = default;
+  void LeaveWorker();
+  friend struct UcxEngineCallbacks;  // what UCX calls
+  void OnMessage(const ucp_ep* from, const UcxMessage& message, UcxData& data);
   absl::Status Initialize(const UcxNetwork& network);
   void Run();
   bool RunCommands();
@@ -62,11 +66,12 @@ class UcxEngine {
 
   ucp_context* context_ = nullptr;
   ucp_worker* worker_ = nullptr;
-  std::string worker_address_;
-  int event_fd_ = -1;  // UCX's own
-  OwnedFd wake_fd_;    // eventfd
+  bool is_context_left_ = false;  // to a worker that is not destroyed
+  int event_fd_ = -1;             // UCX's own
+  OwnedFd wake_fd_;               // eventfd
   const RealClock clock_;
   std::vector<std::shared_ptr<UcxLink>> links_;  // of the thread
+  std::unique_ptr<UcxListener> listener_;        // of the thread, once there is one
   Mutex mutex_;
   std::vector<std::function<void()>> commands_ ABSL_GUARDED_BY(mutex_);
   bool is_asleep_ ABSL_GUARDED_BY(mutex_) = false;  // or about to be: commands wake it

@@ -1,8 +1,8 @@
-// UcxLink: one endpoint to a worker's window and the operations on it.
+// UcxLink: a service's connection to a worker's window and the transfers on it.
 //
 // Everything runs on the thread of the engine, apart from is_alive. An operation completes exactly
 // once: with its result, or before, when it is cancelled, late, or the link ends. In the second
-// case its memory is released later, when UCX gives the request back.
+// case its memory is released later, when UCX gives back the requests that use it.
 #pragma once
 
 #include <atomic>
@@ -18,16 +18,14 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "transport/transport.h"
-
-struct ucp_ep;  // of UCX
-struct ucp_rkey;
-struct ucp_worker;
+#include "transport/ucx_message.h"
+#include "transport/ucx_ticket.h"
 
 namespace kvstow {
 
 struct UcxOperation {
   TransferOp op = TransferOp::kRead;
-  uint64_t address = 0;  // in the worker
+  uint64_t window_offset = 0;
   absl::Span<std::byte> local;
   absl::Time deadline;
   // `is_released`: `local` is not touched any more. If not, on_released is called when that is so,
@@ -42,7 +40,11 @@ class UcxLink {
   UcxLink(const UcxLink&) = delete;
   UcxLink& operator=(const UcxLink&) = delete;
 
-  absl::Status Open(ucp_worker* worker, const std::string& worker_address, const std::string& rkey);
+  // Connects to the worker's listener and asks for its window. Calls `on_opened` once, now or
+  // later; nothing may be started before it said that all is well.
+  //   kNotFound  the window is not there, or attached before
+  void Open(ucp_worker* worker, const UcxTicket& ticket,
+            std::function<void(const absl::Status&)> on_opened);
   void Start(TransferId id, UcxOperation operation);
   void Cancel(TransferId id);
   // Completes everything with `why` and closes the endpoint by force.
@@ -52,29 +54,39 @@ class UcxLink {
   // True when the link is closed and UCX has given back every request: nothing of it is left there.
   bool TryFinish();
 
+  // What the worker says. Messages of other endpoints are not for this link.
+  bool IsAt(const ucp_ep* endpoint) const { return endpoint_ != nullptr && endpoint == endpoint_; }
+  void OnMessage(const UcxMessage& message, UcxData& data);
+
   bool is_alive() const { return is_alive_.load(std::memory_order_acquire); }
 
  private:
   struct Running {
-    UcxLink* link = nullptr;
     TransferId id = 0;
     UcxOperation operation;
+    uint64_t bytes_left = 0;
     int num_requests = 0;  // that UCX has not given back
-    int error = 0;         // the first, as UCX numbers it
+    absl::Status error;    // the first
     bool is_completed = false;
   };
 
-  friend struct UcxCallbacks;  // what UCX calls
+  friend struct UcxLinkCallbacks;  // what UCX calls
 
+  absl::Status Connect(ucp_worker* worker, const std::string& listener);
+  void OnAttached(const UcxMessage& message);
+  void OnData(const UcxMessage& message, UcxData& data);
+  void OnDone(const UcxMessage& message);
   void Submit(Running& running);
-  void OnPart(Running& running, int status);
-  void Finish(Running& running);
+  // A piece has ended, with `bytes` of progress.
+  void OnPiece(TransferId id, const absl::Status& status, uint64_t bytes, bool is_request);
+  void FinishIfDone(Running& running);
   void CompleteEarly(Running& running, const absl::Status& status);
 
   ucp_ep* endpoint_ = nullptr;
-  ucp_rkey* rkey_ = nullptr;
-  bool is_closing_ = false;  // the request of the close is out
-  int broken_by_ = 0;        // UCX's error, as it numbers them, until Tick closes
+  UcxWindowId window_id_{};
+  std::function<void(const absl::Status&)> on_opened_;  // until it was called
+  int num_own_requests_ = 0;                            // of the attach and of the close
+  int broken_by_ = 0;  // UCX's error, as it numbers them, until Tick closes
   std::map<TransferId, Running> running_;
   std::set<std::pair<absl::Time, TransferId>> deadlines_;
   std::atomic<bool> is_alive_{false};

@@ -10,8 +10,9 @@
 namespace kvstow {
 namespace {
 
-// window id | address | bytes | length, worker address | length, rkey | XXH3 of all before
-constexpr size_t kFixedBytes = 16 + 8 + 8;
+// window id | bytes | length, listener | XXH3 of all before
+constexpr size_t kFixedBytes = 16 + 8;
+constexpr size_t kMaxListenerBytes = 64;
 constexpr size_t kChecksumBytes = 8;
 
 void Append(std::string& out, uint64_t value, size_t bytes) {
@@ -45,19 +46,14 @@ uint64_t ChecksumOf(std::string_view body) {
 }  // namespace
 
 absl::StatusOr<std::string> EncodeUcxTicket(const UcxTicket& ticket) {
-  const size_t most = kMaxTicketBytes - kTicketHeadBytes - kFixedBytes - 4 - kChecksumBytes;
-  if (ticket.worker_address.size() + ticket.rkey.size() > most) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "UCX's worker address has ", ticket.worker_address.size(), " bytes, too many for a ticket ",
-        "of ", kMaxTicketBytes, ": name fewer network devices"));
+  if (ticket.listener.size() > kMaxListenerBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a UCX listener of ", ticket.listener.size(),
+                                                   " bytes, want at most ", kMaxListenerBytes));
   }
   std::string body(ticket.window_id.data(), ticket.window_id.size());
-  Append(body, ticket.address, 8);
   Append(body, ticket.bytes, 8);
-  Append(body, ticket.worker_address.size(), 2);
-  body += ticket.worker_address;
-  Append(body, ticket.rkey.size(), 2);
-  body += ticket.rkey;
+  Append(body, ticket.listener.size(), 2);
+  body += ticket.listener;
   Append(body, ChecksumOf(body), 8);
   return MakeTicket(PathKind::kUcx, kUcxTicketVersion, body);
 }
@@ -73,13 +69,12 @@ absl::StatusOr<UcxTicket> DecodeUcxTicket(std::string_view bytes) {
   UcxTicket ticket;
   std::memcpy(ticket.window_id.data(), body.data(), ticket.window_id.size());
   body.remove_prefix(ticket.window_id.size());
-  ticket.address = Take(body, 8);
   ticket.bytes = Take(body, 8);
-  if (!TakeString(body, ticket.worker_address) || !TakeString(body, ticket.rkey) || !body.empty()) {
+  if (!TakeString(body, ticket.listener) || !body.empty() ||
+      ticket.listener.size() > kMaxListenerBytes) {
     return damaged;
   }
-  if (ticket.bytes < 1 || ticket.bytes > uint64_t{kMaxWindowBytes} ||
-      ticket.address < uint64_t{kUcxControlBytes} || ticket.address > ~ticket.bytes) {
+  if (ticket.bytes < 1 || ticket.bytes > uint64_t{kMaxWindowBytes}) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a UCX window of ", ticket.bytes, " bytes; 1 to ", kMaxWindowBytes, " are allowed"));
   }

@@ -1,7 +1,8 @@
 // UcxTicket: what a service needs to reach a worker's window by UCX. README.md has the bytes.
 //
-// The checksum tells a damaged ticket; it does not tell a forged one, which UCX 1.13 does not
-// survive for certain: tickets are taken only from workers that may open a channel at all.
+// The checksum tells a damaged ticket; it does not tell a forged one, which makes the service
+// connect to an address that the worker chose: tickets are taken only from workers that may open a
+// channel at all.
 #pragma once
 
 #include <array>
@@ -14,31 +15,19 @@
 namespace kvstow {
 
 inline constexpr uint8_t kUcxTicketVersion = 1;
-// In front of the window, in the same registration: see UcxControl.
-inline constexpr int64_t kUcxControlBytes = 4096;
 
+// Random: whoever knows it may attach.
 using UcxWindowId = std::array<char, 16>;
 
 struct UcxTicket {
   UcxWindowId window_id{};
-  uint64_t address = 0;  // of the window's first byte, in the worker
   uint64_t bytes = 0;
-  std::string worker_address;
-  std::string rkey;
+  std::string listener;  // "IP:PORT", where the worker takes connections of UCX
 };
 
-// kInvalidArgument: UCX gave more than a ticket may hold (kMaxTicketBytes).
+// kInvalidArgument: a listener longer than any address.
 absl::StatusOr<std::string> EncodeUcxTicket(const UcxTicket& ticket);
 // kInvalidArgument says what is wrong.
 absl::StatusOr<UcxTicket> DecodeUcxTicket(std::string_view bytes);
-
-// The first bytes of the registration, written by the worker at the start and by the service, so
-// that a ticket is known to mean this window and is used once, and its end is seen.
-enum class UcxWindowState : uint64_t { kOffered = 1, kAttached = 2, kClosed = 3 };
-struct UcxControl {
-  std::array<char, 8> magic{'K', 'V', 'S', 'T', 'O', 'W', 'U', 'W'};
-  UcxWindowId window_id{};
-  UcxWindowState state = UcxWindowState::kOffered;
-};
 
 }  // namespace kvstow

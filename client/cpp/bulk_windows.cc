@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/local_ip.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 #include "kvstow/v1/channels.grpc.pb.h"
@@ -23,16 +24,26 @@ struct BulkArea::Open {
   uint64_t channel = 0;
   int64_t area_bytes = 0;
   Mutex mutex;
+  CondVar freed;
   std::array<bool, BulkWindows::kNumAreas> is_taken ABSL_GUARDED_BY(mutex) = {};
   bool is_abandoned ABSL_GUARDED_BY(mutex) = false;
 
-  // -1: none is free.
-  int TakeFree() {
+  // -1: none is free in time.
+  int TakeFree(absl::Duration patience) {
+    const RealClock clock;
+    const absl::Time deadline = clock.Now() + patience;
     MutexLock lock(&mutex);
-    const auto free = std::find(is_taken.begin(), is_taken.end(), false);
-    if (is_abandoned || free == is_taken.end()) return -1;
-    *free = true;
-    return static_cast<int>(free - is_taken.begin());
+    while (!is_abandoned) {
+      const auto free = std::find(is_taken.begin(), is_taken.end(), false);
+      if (free != is_taken.end()) {
+        *free = true;
+        return static_cast<int>(free - is_taken.begin());
+      }
+      const absl::Duration left = deadline - clock.Now();
+      if (left <= absl::ZeroDuration()) break;
+      freed.WaitFor(&mutex, left);
+    }
+    return -1;
   }
   bool IsUsable() {
     MutexLock lock(&mutex);
@@ -50,6 +61,7 @@ BulkArea::~BulkArea() {
   if (open_ == nullptr) return;
   MutexLock lock(&open_->mutex);
   open_->is_taken[area_idx_] = false;
+  open_->freed.Signal();
 }
 
 uint64_t BulkArea::channel() const { return open_->channel; }
@@ -57,6 +69,7 @@ uint64_t BulkArea::channel() const { return open_->channel; }
 void BulkArea::Abandon() {
   MutexLock lock(&open_->mutex);
   open_->is_abandoned = true;
+  open_->freed.SignalAll();
 }
 
 std::optional<BulkArea> BulkWindows::Take(int64_t bytes) {
@@ -66,7 +79,7 @@ std::optional<BulkArea> BulkWindows::Take(int64_t bytes) {
   if (area_bytes > connection_->options().window_bytes / kNumAreas) return std::nullopt;
   const std::shared_ptr<BulkArea::Open> open = Current(area_bytes);
   if (open == nullptr) return std::nullopt;
-  const int area_idx = open->TakeFree();
+  const int area_idx = open->TakeFree(kPatience);
   if (area_idx < 0) return std::nullopt;
   return BulkArea(open, area_idx);
 }
@@ -106,8 +119,13 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
                                                          .bytes = kNumAreas * area_bytes,
                                                          .timeout = options.control_timeout}));
   } else {
+    std::string ip = options.ucx_ip;
+    if (ip.empty()) {
+      KVSTOW_ASSIGN_OR_RETURN(ip, LocalIpTowards(options.target));
+    }
     KVSTOW_ASSIGN_OR_RETURN(
-        open->window, OpenUcxWindow({.bytes = kNumAreas * area_bytes, .network = options.ucx}));
+        open->window,
+        OpenUcxWindow({.bytes = kNumAreas * area_bytes, .network = options.ucx, .ip = ip}));
   }
   v1::OpenChannelRequest request;
   v1::WindowOffer* offer = request.add_offers();

@@ -60,14 +60,16 @@ class BulkWindows {
  public:
   static constexpr int kNumAreas = 4;
   static constexpr absl::Duration kRetryAfter = absl::Seconds(5);
+  // Of a transfer that finds all areas taken: by gRPC it would cost more than that.
+  static constexpr absl::Duration kPatience = absl::Milliseconds(50);
 
   // `connection` must outlive this.
   explicit BulkWindows(Connection* connection) : connection_(connection) {}
 
-  // An area of at least `bytes`. Nothing: all areas are taken, there is no path, or the window
-  // would be larger than KvClientOptions::window_bytes. May open a window first, which takes a
-  // control call or two; it is as large as it must be, and a larger one replaces it when one is
-  // needed.
+  // An area of at least `bytes`; waits for one at most kPatience. Nothing: all areas stay taken,
+  // there is no path, or the window would be larger than KvClientOptions::window_bytes. May open a
+  // window first, which takes a control call or two; it is as large as it must be, and a larger one
+  // replaces it when one is needed.
   std::optional<BulkArea> Take(int64_t bytes);
   // Which path the last transfers took, and why not a better one; for people.
   std::string Explain() const;

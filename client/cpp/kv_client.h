@@ -56,6 +56,7 @@ struct KvClientOptions {
   // 4 MiB, four times a block for larger ones.
   int64_t window_bytes = int64_t{256} << 20;
   UcxNetwork ucx;
+  std::string ucx_ip;  // of this machine, for the service to connect to; empty: by the route to it
   BreakerOptions breaker;
   // Asks for what the service has itself; not for what its peers have. For services as clients.
   bool local_only = false;

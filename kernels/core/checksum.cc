@@ -8,6 +8,7 @@
 #endif
 
 #include <array>
+#include <new>
 
 namespace kvstow {
 namespace {
@@ -27,6 +28,20 @@ constexpr std::array<uint32_t, 256> kCrcTable = MakeCrcTable();
 }  // namespace
 
 uint64_t Xxh3(absl::Span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+Xxh3Stream::Xxh3Stream() {
+  static_assert(sizeof(XXH3_state_t) <= kStateBytes && alignof(XXH3_state_t) <= 64);
+  XXH3_64bits_reset(new (state_) XXH3_state_t);
+}
+
+void Xxh3Stream::Add(absl::Span<const std::byte> bytes) {
+  XXH3_64bits_update(std::launder(reinterpret_cast<XXH3_state_t*>(state_)), bytes.data(),
+                     bytes.size());
+}
+
+uint64_t Xxh3Stream::Value() const {
+  return XXH3_64bits_digest(std::launder(reinterpret_cast<const XXH3_state_t*>(state_)));
+}
 
 // A table of bytes is enough: only headers and unit tables, a few kilobytes, come through here.
 uint32_t Crc32c(absl::Span<const std::byte> bytes) {

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/core/stream_copy.h"
+
 namespace kvstow {
 
 void GatherPlane(const BlockLayout& layout, int32_t plane_idx, const RowsView& rows,
@@ -26,7 +28,8 @@ void ScatterPlane(const BlockLayout& layout, int32_t plane_idx, const std::byte*
   std::byte* to =
       rows.data + first_token * rows.token_stride_bytes + info.head_idx * rows.head_stride_bytes;
   if (rows.token_stride_bytes == row_bytes) {
-    std::memcpy(to, plane, info.row_bytes);
+    // Into the caller's memory, which is read later, if on this core at all.
+    StreamCopy({plane, static_cast<size_t>(info.row_bytes)}, to);
     return;
   }
   for (int32_t t = 0; t < layout.tokens_per_block(); ++t) {

@@ -72,14 +72,34 @@ TEST_F(Peers, AMissAtBothIsAMiss) {
   EXPECT_EQ(client_->Lookup(model_, {}, kv.tokens())->num_leading, 0);
 }
 
-TEST_F(Peers, BlocksOfAModelThatNobodyRegisteredHereAreMisses) {
+TEST_F(Peers, AModelThatNobodyRegisteredHereComesWithItsBlocks) {
   StartBoth();
   const absl::StatusOr<Model> other_model = other_client_->RegisterModel(LargerModel());
   ASSERT_TRUE(other_model.ok()) << other_model.status();
-  const KvData kv = KvData::Empty(other_model->spec, 1);
+  const KvData kv(other_model->spec, 9, 2);
   const std::vector<LayerRows> layers = kv.layers();
-  const std::vector<BlockKey> keys = {Sha256("a key")};
-  const absl::StatusOr<GetSummary> summary = client_->Get(*other_model, keys, layers);
+  const absl::StatusOr<PutSummary> put =
+      other_client_->Put(*other_model, {.tokens = kv.tokens(), .layers = layers, .codec = {}});
+  ASSERT_TRUE(put.ok()) << put.status();
+  KvData got = KvData::Empty(other_model->spec, 2);
+  const std::vector<LayerRows> rows = got.layers();
+  const absl::StatusOr<GetSummary> summary = client_->Get(*other_model, put->keys, rows);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->num_leading, 2) << summary->blocks[0];
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(got.EqualsBlock(kv, i)) << i;
+  EXPECT_EQ(Counter("peer_fetched"), 2u);
+  EXPECT_TRUE(client_->GetModel(other_model->fingerprint).ok()) << "known here from now on";
+}
+
+TEST_F(Peers, BlocksOfAModelThatNobodyKnowsAreMisses) {
+  StartBoth();
+  const KvData kv = KvData::Empty(LargerModel(), 1);
+  const std::vector<LayerRows> layers = kv.layers();
+  Model unknown = model_;
+  unknown.spec = LargerModel();
+  unknown.fingerprint = unknown.spec.Fingerprint();
+  unknown.layout = std::make_shared<const BlockLayout>(BlockLayout::Create(unknown.spec).value());
+  const absl::StatusOr<GetSummary> summary = client_->Get(unknown, {Sha256("a key")}, layers);
   ASSERT_TRUE(summary.ok()) << summary.status();
   EXPECT_TRUE(absl::IsNotFound(summary->blocks[0]));
 }

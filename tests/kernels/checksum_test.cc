@@ -42,7 +42,12 @@ TEST(Xxh3, GivesThePublishedVectors) {
       {512, 0x617e49599013cb6bu}, {2048, 0xdd59e2c3a5f038e0u}, {2240, 0x6e73a90539cf2948u},
       {2367, 0xcb37aeb9e5d361edu}};
   for (const auto& [size, want] : vectors) {
-    EXPECT_EQ(Xxh3(absl::MakeConstSpan(bytes).first(size)), want) << size << " bytes";
+    const absl::Span<const std::byte> all = absl::MakeConstSpan(bytes).first(size);
+    EXPECT_EQ(Xxh3(all), want) << size << " bytes";
+    Xxh3Stream stream;
+    stream.Add(all.first(size / 3));
+    stream.Add(all.subspan(size / 3));
+    EXPECT_EQ(stream.Value(), want) << size << " bytes in two pieces";
   }
 }
 

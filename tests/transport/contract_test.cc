@@ -469,7 +469,7 @@ TYPED_TEST(TransportContract, AStoppedPeerHoldsNobodyPastTheDeadline) {
   // Ours alone from here on: what the peer does when it wakes does not reach it.
   FillPattern(absl::MakeSpan(local), 99);
   peer.Signal(SIGCONT);
-  EXPECT_EQ(peer.Ask("check 0 8388608 41"), "yes");
+  EXPECT_EQ(peer.Ask("check 0 8388608 41"), "yes") << peer.output();
   EXPECT_TRUE(IsPattern(local, 99));
 }
 

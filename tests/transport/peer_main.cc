@@ -8,6 +8,10 @@
 //   N alive                      "yes" while the service's end is there
 //   N env NAME                   the environment variable
 //   N fork                       a child that keeps the window's socket open until its end
+//
+// PATH "attach": no window, but a service over UCX, which lives until it is killed:
+//   N attach TICKET              says that it begins, and attaches; TICKET in hexadecimal
+//   N move TICKET                attaches, says so, and reads and writes the window for ever
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -19,6 +23,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "tests/transport/peer_process.h"
@@ -84,8 +89,43 @@ std::string Obey(Window& window, std::istream& words) {
   return "what?";
 }
 
+void MoveForEver(Channel& channel) {
+  std::vector<std::byte> locals[4];
+  for (std::vector<std::byte>& local : locals) local.resize(channel.window_bytes());
+  for (int i = 0; channel.is_alive(); ++i) {
+    const auto op = i % 2 == 0 ? TransferOp::kRead : TransferOp::kWrite;
+    const auto id = channel.Post(
+        {.op = op, .local = absl::MakeSpan(locals[i % 4]), .timeout = absl::Seconds(30)});
+    if (!id.ok()) continue;
+    Completion done[2];
+    if (i >= 2) channel.Poll(absl::MakeSpan(done), absl::Seconds(30));
+  }
+}
+
+int AttachToAll(const std::string& commands_path) {
+  const absl::StatusOr<std::unique_ptr<Transport>> transport =
+      MakeUcxTransport({.network = {.tls = "tcp", .net_devices = "lo"}});
+  if (!transport.ok()) return 1;
+  const auto say = [](const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  };
+  say("ticket begin 00\nticket end");
+  std::ifstream commands(commands_path);
+  std::string number, verb, ticket;
+  while (commands >> number >> verb >> ticket) {
+    if (verb == "attach") say("begun " + number);
+    const auto channel = (*transport)->Attach(absl::HexStringToBytes(ticket), absl::Seconds(30));
+    if (verb != "move" || !channel.ok()) continue;
+    say("begun " + number);
+    MoveForEver(**channel);
+  }
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   if (argc < 5) return 2;
+  if (std::string(argv[2]) == "attach") return AttachToAll(argv[1]);
   absl::StatusOr<std::unique_ptr<Window>> window =
       Open(argv[2], std::atoll(argv[3]), argc > 5 ? argv[5] : "");
   if (!window.ok()) {

@@ -64,13 +64,22 @@ bool PeerProcess::Stop() {
   return Eventually([this] { return AllThreadsAreStopped(child_->pid()); }, kPatience);
 }
 
-std::string PeerProcess::Ask(const std::string& command) {
+std::string PeerProcess::Tell(const std::string& command) {
   const std::string number = absl::StrCat(++num_asked_);
   const std::string line = absl::StrCat(number, " ", command, "\n");
   KVSTOW_CHECK(write(commands_.get(), line.data(), line.size()) ==
                static_cast<ssize_t>(line.size()));
+  return number;
+}
+
+std::string PeerProcess::Ask(const std::string& command) {
+  const std::string number = Tell(command);
   if (!child_->WaitForOutput(absl::StrCat("answered ", number, "\n"), kPatience)) return "";
   return Between(child_->output(), absl::StrCat("answer ", number, " "));
+}
+
+bool PeerProcess::Begin(const std::string& command) {
+  return child_->WaitForOutput(absl::StrCat("begun ", Tell(command), "\n"), kPatience);
 }
 
 }  // namespace kvstow::testing

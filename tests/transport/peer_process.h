@@ -30,6 +30,8 @@ class PeerProcess {
   const std::string& ticket() const { return ticket_; }
   // The answer, or "" when none came within 30 s.
   std::string Ask(const std::string& command);
+  // Returns when the command is begun; only for those that say so.
+  bool Begin(const std::string& command);
   void Signal(int signal_number) { child_->Signal(signal_number); }
   // SIGSTOP, and waits until it has reached every thread.
   bool Stop();
@@ -38,6 +40,8 @@ class PeerProcess {
   std::string output() const { return child_->output(); }
 
  private:
+  std::string Tell(const std::string& command);  // its number
+
   TempFolder folder_;
   OwnedFd commands_;
   std::unique_ptr<ChildProcess> child_;

@@ -8,7 +8,9 @@
 #include <map>
 #include <thread>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "tests/transport/peer_process.h"
 #include "transport/ucx_ticket.h"
@@ -59,21 +61,14 @@ int NumOpenFds() {
 }
 
 TEST_F(UcxTest, ATicketSurvivesItsEncodingAndNoByteMayChange) {
-  UcxTicket ticket;
-  ticket.window_id = {'i', 'd'};
-  ticket.address = 0x7f0000001000;
-  ticket.bytes = 12345;
-  ticket.worker_address = std::string("worker\0address", 14);
-  ticket.rkey = "key";
+  const UcxTicket ticket{.window_id = {'i', 'd'}, .bytes = 12345, .listener = "10.0.0.7:4711"};
   const absl::StatusOr<std::string> bytes = EncodeUcxTicket(ticket);
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   const absl::StatusOr<UcxTicket> back = DecodeUcxTicket(*bytes);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->window_id, ticket.window_id);
-  EXPECT_EQ(back->address, ticket.address);
   EXPECT_EQ(back->bytes, ticket.bytes);
-  EXPECT_EQ(back->worker_address, ticket.worker_address);
-  EXPECT_EQ(back->rkey, ticket.rkey);
+  EXPECT_EQ(back->listener, ticket.listener);
   for (size_t i = 0; i < bytes->size(); ++i) {
     std::string changed = *bytes;
     changed[i] ^= 1;
@@ -82,20 +77,46 @@ TEST_F(UcxTest, ATicketSurvivesItsEncodingAndNoByteMayChange) {
   }
 }
 
-TEST_F(UcxTest, ATicketOfImpossibleSizeOrAddressIsRefused) {
-  UcxTicket ticket = {.address = 1 << 20, .bytes = 4096, .worker_address = "w", .rkey = "k"};
+TEST_F(UcxTest, ATicketOfImpossibleSizeOrListenerIsRefused) {
+  UcxTicket ticket = {.window_id = {}, .bytes = 4096, .listener = "127.0.0.1:1"};
   EXPECT_TRUE(DecodeUcxTicket(*EncodeUcxTicket(ticket)).ok());
-  const std::pair<uint64_t, uint64_t> wrong[] = {
-      {1 << 20, 0}, {1 << 20, (uint64_t{4} << 30) + 1}, {0, 4096}, {~uint64_t{0} - 100, 4096}};
-  for (const auto& [address, bytes] : wrong) {
-    ticket.address = address;
+  for (const uint64_t bytes : {uint64_t{0}, (uint64_t{4} << 30) + 1}) {
     ticket.bytes = bytes;
     EXPECT_TRUE(absl::IsInvalidArgument(DecodeUcxTicket(*EncodeUcxTicket(ticket)).status()));
   }
-  ticket = {.address = 1 << 20, .bytes = 1, .worker_address = std::string(5000, 'w'), .rkey = "k"};
-  EXPECT_TRUE(absl::IsInvalidArgument(EncodeUcxTicket(ticket).status()));
-  ticket.worker_address = "";
+  ticket = {.window_id = {}, .bytes = 1, .listener = ""};
   EXPECT_TRUE(absl::IsInvalidArgument(DecodeUcxTicket(*EncodeUcxTicket(ticket)).status()));
+  ticket.listener = std::string(65, '1');
+  EXPECT_TRUE(absl::IsInvalidArgument(EncodeUcxTicket(ticket).status()));
+  for (const char* listener : {"127.0.0.1", "localhost:80", "127.0.0.1:99999", "[::1:80", ":"}) {
+    ticket.listener = listener;
+    EXPECT_TRUE(absl::IsInvalidArgument(AttachStatus(*EncodeUcxTicket(ticket)))) << listener;
+  }
+}
+
+TEST_F(UcxTest, ATicketWithAnotherWindowsIdIsNotServed) {
+  const std::unique_ptr<Window> window = Open();
+  UcxTicket ticket = *DecodeUcxTicket(window->ticket());
+  ticket.window_id[3] ^= 1;
+  const absl::Status wrong = AttachStatus(*EncodeUcxTicket(ticket));
+  EXPECT_TRUE(absl::IsNotFound(wrong)) << wrong;
+  // A ticket that promises more than there is: the worker looks at each range.
+  ticket = *DecodeUcxTicket(window->ticket());
+  ticket.bytes += 4096;
+  const auto channel = transport_->Attach(*EncodeUcxTicket(ticket), kPatience);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  std::vector<std::byte> local(8192);
+  for (const TransferOp op : {TransferOp::kRead, TransferOp::kWrite}) {
+    ASSERT_TRUE((*channel)
+                    ->Post({.op = op,
+                            .window_offset = kBytes - 4096,
+                            .local = absl::MakeSpan(local),
+                            .timeout = kPatience})
+                    .ok());
+    Completion one;
+    ASSERT_EQ((*channel)->Poll({&one, 1}, kPatience), 1u);
+    EXPECT_TRUE(absl::IsUnavailable(one.status)) << one.status;
+  }
 }
 
 TEST_F(UcxTest, TheCapOnChannelsHoldsAndRoomComesBack) {
@@ -122,7 +143,7 @@ TEST_F(UcxTest, AClosedWindowIsNotAttachedAgainByAnyService) {
     const absl::Status twice = (*other)->Attach(window->ticket(), kPatience).status();
     EXPECT_TRUE(absl::IsNotFound(twice)) << twice;
   }
-  EXPECT_FALSE(window->is_alive());
+  EXPECT_TRUE(Eventually([&] { return !window->is_alive(); }, kPatience));
   const absl::Status again = AttachStatus(window->ticket());
   EXPECT_TRUE(absl::IsNotFound(again)) << again;
 }
@@ -156,6 +177,56 @@ TEST_F(UcxTest, TheTicketOfADeadWorkerIsUnavailable) {
   EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) << status;
   EXPECT_NE(transport_->Attach(Open()->ticket(), kPatience).status().code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+// Another stage of the handshake each round.
+void SpinFor(absl::Duration duration) {
+  const absl::Time end = absl::Now() + duration;
+  while (absl::Now() < end) {
+  }
+}
+
+// Between workers that connect to each other by address, the packaged UCX ends the process whose
+// answer finds nobody.
+TEST_F(UcxTest, AServiceThatDiesWhileItAttachesLeavesTheWorkerAlive) {
+  for (int round = 0; round < 24; ++round) {
+    std::unique_ptr<Window> window = Open();
+    ASSERT_NE(window, nullptr);
+    PeerProcess service({"attach", "0", "0"});
+    ASSERT_TRUE(service.Begin(absl::StrCat("attach ", absl::BytesToHexString(window->ticket()))))
+        << service.output();
+    SpinFor(round * absl::Microseconds(150));
+    service.Signal(SIGKILL);
+    service.Reap();
+    window = nullptr;
+  }
+}
+
+TEST_F(UcxTest, AServiceThatDiesInTheMiddleOfTransfersEndsTheWindowOnly) {
+  for (int round = 0; round < 16; ++round) {
+    const std::unique_ptr<Window> window = Open();
+    PeerProcess service({"attach", "0", "0"});
+    ASSERT_TRUE(service.Begin(absl::StrCat("move ", absl::BytesToHexString(window->ticket()))))
+        << service.output();
+    SpinFor(round * absl::Microseconds(300));
+    service.Signal(SIGKILL);
+    service.Reap();
+    EXPECT_TRUE(Eventually([&] { return !window->is_alive(); }, kPatience)) << round;
+  }
+}
+
+TEST_F(UcxTest, AWorkerThatDiesWhileItIsAttachedLeavesTheServiceAlive) {
+  for (int round = 0; round < 24; ++round) {
+    PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
+    ASSERT_NE(peer.ticket(), "") << peer.output();
+    absl::Status status;
+    std::thread attach([&] { status = AttachStatus(peer.ticket()); });
+    SpinFor(round * absl::Microseconds(150));
+    peer.Signal(SIGKILL);
+    attach.join();
+    EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
+  }
+  EXPECT_TRUE(AttachStatus(Open()->ticket()).ok());
 }
 
 TEST_F(UcxTest, AttachToAStoppedWorkerEndsAtItsDeadline) {

@@ -45,6 +45,7 @@ class LoadJob:
         self.order = order
         self.deadline = deadline
         self.good_tokens = order.first_token  # up to here the pages hold the prompt's KV
+        self.why_short = ""  # why not more of them do
         self._lock = threading.Lock()
         self._is_given_up = False
 
@@ -121,9 +122,9 @@ class WorkerHalf:
                 left = job.deadline + GRACE_S - time.monotonic()
                 future.result(max(left, 0.0))
             except TimeoutError:
-                self._note("no answer in time")
+                job.why_short = "no answer in time"
             except Exception as error:
-                self._note(f"{type(error).__name__}: {error}")
+                job.why_short = f"{type(error).__name__}: {error}"
             job.give_up()
             wanted = len(job.order.tokens)
             first_block_token = job.order.first_block * self._plan.tokens_per_block
@@ -132,6 +133,7 @@ class WorkerHalf:
             )
             self._bad_pages.difference_update(self._pages_between(job.order, job.good_tokens))
             if job.good_tokens < wanted:
+                self._note(job, wanted)
                 self._mark_bad(job.order, job.good_tokens)
 
     def save_layer(self, layer_name: str, cache: Any) -> None:
@@ -207,13 +209,17 @@ class WorkerHalf:
         batch = max(1, self._config.load_batch_bytes // self._model.block_bytes)
         for first in range(0, len(keys), batch):
             if time.monotonic() >= job.deadline:
+                job.why_short = "no time left to ask for more"
                 return
             part = keys[first : first + batch]
             rows = [
                 layer.layout.empty_rows(layer.cache, len(part) * size)
                 for layer in self._layers.values()
             ]
-            leading = self._client.get(self._model, part, rows).num_leading
+            got = self._client.get(self._model, part, rows)
+            leading = got.num_leading
+            if leading < len(part):
+                job.why_short = str(got.blocks[leading])
             first_token = (order.first_block + first) * size
             end_token = first_token + leading * size
             if leading == 0 or not job.store(
@@ -271,8 +277,15 @@ class WorkerHalf:
         self._bad_pages.difference_update(order.pages[num_before:])
         return True
 
-    def _note(self, reason: str) -> None:
-        engine.logger.warning("kvstow: a load failed, its tokens are computed: %s", reason)
+    def _note(self, job: LoadJob, wanted: int) -> None:
+        took = time.monotonic() - job.deadline + self._config.load_timeout
+        engine.logger.warning(
+            "kvstow: %d of %d tokens came in %.1f s, the rest is computed: %s",
+            job.good_tokens,
+            wanted,
+            took,
+            job.why_short,
+        )
 
 
 def _shut_down_at_exit(half: WorkerHalf) -> None:
