@@ -9,23 +9,25 @@ from kvstow.eval.choices import Choice
 def test_a_preset_brings_the_blocks_that_it_keeps_raw():
     tiny = Choice.parse("tiny", first=0, last=0)
     assert (tiny.k, tiny.v) == ("tqm3", "tq2")
-    assert tiny.encoded_blocks(1024) == (1, 15)
-    assert Choice.parse("safe").encoded_blocks(1024) == (1, 16)
-    assert Choice.parse("lossless").encoded_blocks(1024) == (0, 16)
+    assert tiny.encoded_tokens(1024) == (64, 960)
+    assert Choice.parse("safe").encoded_tokens(1024) == (64, 1024)
+    assert Choice.parse("lossless").encoded_tokens(1024) == (0, 1024)
 
 
 def test_other_words_take_the_ends_they_are_given():
-    assert Choice.parse("tq4").encoded_blocks(1024) == (1, 15)
-    assert Choice.parse("tq4", first=0, last=128).encoded_blocks(1024) == (0, 14)
-    assert Choice.parse("k=tqm4,v=tq4,first=0,last=65").encoded_blocks(1024) == (0, 14)
-    wide = Choice.parse("tq4,block=256")
-    assert wide.encoded_blocks(1024) == (1, 3)
+    assert Choice.parse("tq4").encoded_tokens(1024) == (64, 960)
+    assert Choice.parse("tq4", first=0, last=128).encoded_tokens(1024) == (0, 896)
+    assert Choice.parse("k=tqm4,v=tq4,first=0,last=65").encoded_tokens(1024) == (0, 896)
+    assert Choice.parse("tq4,block=128").encoded_tokens(1024) == (64, 960)
 
 
 def test_the_tail_below_a_block_and_short_pasts_stay_raw():
-    assert Choice.parse("tq4,first=0,last=0").encoded_blocks(100) == (0, 1)
-    assert Choice.parse("tq4").encoded_blocks(100) == (1, 1)
-    assert Choice.parse("tq4").encoded_blocks(10) == (0, 0)
+    assert Choice.parse("tq4,first=0,last=0").encoded_tokens(100) == (0, 64)
+    # As in the store: the tail, and the last full block before it.
+    assert Choice.parse("tiny").encoded_tokens(1063) == (64, 960)
+    for num_tokens in (100, 10):
+        begin, end = Choice.parse("tq4").encoded_tokens(num_tokens)
+        assert begin == end
 
 
 def test_layers_override():

@@ -76,13 +76,12 @@ class Choice:
                 return codec
         return self.k if role == "k" else self.v
 
-    def encoded_blocks(self, num_tokens: int) -> Tuple[int, int]:
-        """[first, last) of the blocks that are encoded; the tail below a block is never stored."""
-        size = self.tokens_per_block
-        num_blocks = num_tokens // size
-        first = -(-self.num_raw_first_tokens // size)
-        last = num_blocks - -(-self.num_raw_last_tokens // size)
-        return min(first, num_blocks), max(min(first, num_blocks), last)
+    def encoded_tokens(self, num_tokens: int) -> Tuple[int, int]:
+        """[begin, end) of what is encoded: whole blocks between the raw ends. With ends of whole
+        blocks, as presets have them, these are the blocks that the store encodes."""
+        begin = min(self.num_raw_first_tokens, num_tokens)
+        count = max(num_tokens - begin - self.num_raw_last_tokens, 0) // self.tokens_per_block
+        return begin, begin + count * self.tokens_per_block
 
     def bits_per_value(self, num_layers: int, dim: int) -> float:
         """Of what is encoded, as stored: scales, means and the zeros that fill up a plane."""
@@ -94,8 +93,8 @@ class Choice:
 
     def bits_of_all(self, num_layers: int, dim: int, num_tokens: int) -> float:
         """Of a whole past of `num_tokens`: raw rows count 16 bits a value."""
-        first, last = self.encoded_blocks(num_tokens)
-        share = (last - first) * self.tokens_per_block / num_tokens
+        begin, end = self.encoded_tokens(num_tokens)
+        share = (end - begin) / num_tokens
         return share * self.bits_per_value(num_layers, dim) + (1 - share) * 16
 
 
