@@ -37,7 +37,7 @@ struct FieldHelp {
   std::string_view what;
 };
 
-constexpr std::array<FieldHelp, 31> kFields = {{
+constexpr std::array<FieldHelp, 32> kFields = {{
     {"listen.unix_socket", "/tmp/kvstow.sock", "", "/run/kvstow/kvstow.sock",
      "path of the unix socket; empty for none"},
     {"listen.tcp", "", "none", "127.0.0.1:7070", "TCP address; port 0 takes a free one"},
@@ -77,6 +77,8 @@ constexpr std::array<FieldHelp, 31> kFields = {{
     {"policy.name", "rtv", "", "lru",
      "which block leaves next: rtv, lru, s3fifo, arc, gdsf or hazard"},
     {"policy.turn_gap", "5s", "", "1s", "calls on one prompt within this time are one turn"},
+    {"guard.mode", "on", "", "off",
+     "on: layers that codecs would spoil stay raw; off: only those of plans that were set"},
     {"log.level", "info", "", "warning", "debug, info, warning or error"},
 }};
 constexpr FieldHelp kDrainTimeout = {"drain_timeout", "10s", "", "30s",

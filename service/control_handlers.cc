@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "kernels/core/status_macros.h"
 #include "proto/convert.h"
 #include "proto/status.h"
+#include "service/plan_handlers.h"
 #include "service/turns.h"
 
 namespace kvstow {
@@ -61,9 +63,49 @@ absl::StatusOr<std::vector<BlockKey>> LookupKeys(const ServiceParts& parts,
 struct ReservePlan {
   const RegisteredModel& model;
   absl::Duration deadline;
+  v1::Form form = v1::FORM_ROWS;
+  Digest calibration_id = {};  // zero: the model's only one
+  PlanRef model_plan;          // one for all blocks, though another may come meanwhile; null: none
+  // What its codecs come to: most blocks of a call ask for the same.
+  struct Planned {
+    RegisteredModel::Plan block;
+    Digest plan_id;         // zero: no plan
+    Digest calibration_id;  // zero: no codec needs one
+  };
+  std::map<std::string, Planned> planned;  // by ReserveBlock.codec
 };
 
-absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan& shared,
+absl::StatusOr<ReservePlan::Planned> PlanBlock(const ServiceParts& parts, const ReservePlan& shared,
+                                               const std::string& codec) {
+  const RegisteredModel& model = shared.model;
+  const absl::StatusOr<LayeredText> words = SplitLayers(codec);
+  if (!words.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("codec: ", words.status().message()));
+  }
+  KVSTOW_ASSIGN_OR_RETURN(const CodecPair codecs, CodecPairFromName(words->choice, "codec"));
+  KVSTOW_RETURN_IF_ERROR(words->layers.CheckFits(model.layout()));
+  const PlanRef plan =
+      parts.plans->ForRequest(model.fingerprint(), shared.model_plan, words->layers);
+  CalibrationRef calibration;
+  const bool needs_one = NeedsCalibration(model, codecs, plan.get());
+  if (needs_one) {
+    // What the client encoded with is for the client to say: the only one may have changed.
+    if (shared.form == v1::FORM_ENCODED && shared.calibration_id.is_zero()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("calibration_id: none, want the one that the units of codec \"", codec,
+                       "\" are encoded with"));
+    }
+    KVSTOW_ASSIGN_OR_RETURN(calibration,
+                            parts.calibrations->Choose(model.fingerprint(), shared.calibration_id));
+  }
+  ReservePlan::Planned planned{PlannedBlock(model, codecs, plan.get(), calibration.get()),
+                               plan == nullptr ? Digest() : plan->id, Digest()};
+  const bool uses_it = needs_one && NeedsCalibration(model, planned.block.codecs, plan.get());
+  if (uses_it) planned.calibration_id = calibration->id();
+  return planned;
+}
+
+absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, ReservePlan& shared,
                                     const v1::ReserveBlock& block,
                                     std::shared_ptr<const TurnUse> use) {
   const RegisteredModel& model = shared.model;
@@ -72,16 +114,37 @@ absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan
   if (!block.after().empty()) {
     KVSTOW_RETURN_IF_ERROR(Digest::FromBytes(block.after(), "after").status());
   }
-  KVSTOW_ASSIGN_OR_RETURN(const CodecPair codecs, CodecPairFromName(block.codec(), "codec"));
-  RegisteredModel::Plan plan = model.PlanFor(codecs);
+  auto planned = shared.planned.find(block.codec());
+  if (planned == shared.planned.end()) {
+    KVSTOW_ASSIGN_OR_RETURN(ReservePlan::Planned fresh, PlanBlock(parts, shared, block.codec()));
+    planned = shared.planned.emplace(block.codec(), std::move(fresh)).first;
+  }
+  const RegisteredModel::Plan& plan = planned->second.block;
   request.meta.fingerprint = model.fingerprint();
+  request.meta.plan_id = planned->second.plan_id;
+  request.meta.calibration_id = planned->second.calibration_id;
   request.meta.codecs = plan.codecs;
   request.meta.num_tokens = model.layout().tokens_per_block();
   request.meta.logical_bytes = model.layout().block_bytes();
-  request.unit_bytes = std::move(plan.unit_bytes);
+  request.unit_bytes = plan.unit_bytes;
   request.write_deadline = shared.deadline;
   request.use = std::move(use);
   return parts.store->Reserve(request);
+}
+
+// A block that the model's plan, come meanwhile, would store otherwise is given back: a miss.
+absl::Status SealOne(const ServiceParts& parts, TicketId ticket,
+                     const absl::StatusOr<RecordMeta>& meta) {
+  if (meta.ok()) {
+    KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(meta->fingerprint));
+    const absl::Status allowed = parts.plans->CheckSeal(*model, *meta);
+    if (!allowed.ok()) {
+      KVSTOW_RETURN_IF_ERROR(parts.store->Abort(ticket));
+      parts.metrics->transfer().plan_refusals.fetch_add(1, std::memory_order_relaxed);
+      return allowed;
+    }
+  }
+  return parts.store->Seal(ticket);
 }
 
 v1::BlockInfo ToProto(const BlockInfo& info) {
@@ -132,6 +195,8 @@ absl::Status DoGetModel(const ServiceParts& parts, const v1::GetModelRequest& re
                           Digest::FromBytes(request.fingerprint(), "fingerprint"));
   KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
   *response->mutable_spec() = ModelSpecToProto(model->spec());
+  const PlanRef plan = parts.plans->Current(fingerprint);
+  if (plan != nullptr) *response->mutable_plan() = PlanToProto(*plan);
   return absl::OkStatus();
 }
 
@@ -180,13 +245,20 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
 absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& request,
                        v1::ReserveResponse* response) {
   KVSTOW_RETURN_IF_ERROR(CheckCount("blocks", request.blocks_size(), kMaxBlocksPerReserve));
-  KVSTOW_RETURN_IF_ERROR(FormFromProto(request.form(), v1::FORM_UNSPECIFIED).status());
+  KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(request.form(), v1::FORM_UNSPECIFIED));
   KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
                           Digest::FromBytes(request.fingerprint(), "fingerprint"));
   KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
   KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints,
                           ReadHints(request.hints(), model->layout().tokens_per_block()));
-  const ReservePlan shared{*model, absl::Milliseconds(request.write_deadline_ms())};
+  ReservePlan shared{.model = *model,
+                     .deadline = absl::Milliseconds(request.write_deadline_ms()),
+                     .form = form,
+                     .model_plan = parts.plans->Current(fingerprint)};
+  if (!request.calibration_id().empty()) {
+    KVSTOW_ASSIGN_OR_RETURN(shared.calibration_id,
+                            Digest::FromBytes(request.calibration_id(), "calibration_id"));
+  }
   std::vector<std::shared_ptr<const TurnUse>> uses = StartTurns(*parts.store, request, hints);
   for (int i = 0; i < request.blocks_size(); ++i) {
     v1::ReserveResult* result = response->add_results();
@@ -195,6 +267,7 @@ absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& requ
     *result->mutable_status() = ToItemStatus(WithRetryHint(ticket.status()));
     if (ticket.ok()) result->set_ticket(*ticket);
   }
+  if (shared.model_plan != nullptr) response->set_plan(shared.model_plan->codecs.Text());
   return absl::OkStatus();
 }
 
@@ -210,7 +283,7 @@ absl::Status DoSeal(const ServiceParts& parts, const v1::SealRequest& request,
   for (int i = 0; i < request.tickets_size(); ++i) {
     const TicketId ticket = request.tickets(i);
     const absl::StatusOr<RecordMeta> meta = parts.store->TicketMeta(ticket);
-    const absl::Status status = parts.store->Seal(ticket);
+    const absl::Status status = SealOne(parts, ticket, meta);
     *response->add_results() = ToItemStatus(WithRetryHint(status));
     if (status.ok() && meta.ok()) {
       keys.push_back(meta->key);
@@ -339,12 +412,14 @@ absl::Status DoStat(const ServiceParts& parts, const v1::StatRequest&, v1::StatR
   response->set_open_leases(static_cast<uint64_t>(stats.open_leases));
   response->set_pinned_bytes(static_cast<uint64_t>(stats.pinned_bytes));
   response->set_open_channels(static_cast<uint64_t>(parts.channels->num_open()));
-  for (const auto& counters : {StoreCounters(stats), parts.metrics->Counters(),
-                               PeerCounterList(parts.peers->counters())}) {
+  for (const auto& counters :
+       {StoreCounters(stats), parts.metrics->Counters(), PeerCounterList(parts.peers->counters()),
+        parts.calibrations->Counters()}) {
     for (const auto& [name, value] : counters) {
       (*response->mutable_counters())[std::string(name)] = static_cast<uint64_t>(value);
     }
   }
+  AddModelStats(parts, *response);
   response->set_policy(parts.options->store.policy);
   response->set_policy_bytes(static_cast<uint64_t>(stats.policy_bytes));
   response->set_write_behind_bytes(static_cast<uint64_t>(stats.write_behind_bytes));

@@ -1,6 +1,7 @@
 #include "service/control_service.h"
 
 #include "service/control_handlers.h"
+#include "service/plan_handlers.h"
 #include "service/unary_answer.h"
 #include "service/verify_call.h"
 
@@ -35,6 +36,13 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
                                                    v1::ListModelsResponse* response) {
   return Answer(parts_, context, Method::kListModels, Where::kRpcThread,
                 [this, request, response] { return DoListModels(parts_, *request, response); });
+}
+
+grpc::ServerUnaryReactor* ModelService::SetPlan(grpc::CallbackServerContext* context,
+                                                const v1::SetPlanRequest* request,
+                                                v1::SetPlanResponse* response) {
+  return Answer(parts_, context, Method::kSetPlan, Where::kControlExecutor,
+                [this, request, response] { return DoSetPlan(parts_, *request, response); });
 }
 
 grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* context,

@@ -23,6 +23,9 @@ class ModelService final : public v1::Models::CallbackService {
   grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context,
                                        const v1::ListModelsRequest* request,
                                        v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* SetPlan(grpc::CallbackServerContext* context,
+                                    const v1::SetPlanRequest* request,
+                                    v1::SetPlanResponse* response) override;
 
  private:
   const ServiceParts& parts_;

@@ -8,6 +8,8 @@
 #include "proto/frames.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
+#include "service/plan_book.h"
+#include "service/service_parts.h"
 #include "storage/tiered_store.h"
 
 namespace kvstow {
@@ -17,11 +19,19 @@ struct TicketPlan {
   TicketId ticket = 0;
   RecordMeta meta;
   ModelRef model;
+  CalibrationRef calibration;   // null: the record names none
+  PlanRef layers;               // null: none when it was reserved
+  PlanBook* watcher = nullptr;  // who wants to see the planes; null: nobody
+
+  CodecPair CodecsOf(int32_t plane_idx) const {
+    if (layers == nullptr) return meta.codecs;
+    return layers->codecs.PairFor(model->layout().plane(plane_idx).layer_idx, meta.codecs);
+  }
 };
 
-// kNotFound, kDeadlineExceeded: the ticket. kNotFound: its model.
-absl::StatusOr<TicketPlan> FindTicketPlan(const TieredStore& store, const ModelRegistry& models,
-                                          TicketId ticket);
+// kNotFound, kDeadlineExceeded: the ticket. kNotFound: its model. kAborted: its plan.
+// kFailedPrecondition: its calibration.
+absl::StatusOr<TicketPlan> FindTicketPlan(const ServiceParts& parts, TicketId ticket);
 
 struct WriteOutcome {
   uint32_t num_units = 0;  // accepted, repeats of the same bytes among them

@@ -20,10 +20,29 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-constexpr std::array<std::string_view, kNumMethods> kMethodNames = {
-    "RegisterModel", "GetModel", "ListModels", "Lookup",    "Reserve",     "Seal",
-    "Abort",         "Acquire",  "Release",    "Delete",    "List",        "Stat",
-    "Verify",        "Put",      "Get",        "ListPaths", "OpenChannel", "CloseChannel"};
+constexpr std::array<std::string_view, kNumMethods> kMethodNames = {"RegisterModel",
+                                                                    "GetModel",
+                                                                    "ListModels",
+                                                                    "SetPlan",
+                                                                    "Lookup",
+                                                                    "Reserve",
+                                                                    "Seal",
+                                                                    "Abort",
+                                                                    "Acquire",
+                                                                    "Release",
+                                                                    "Delete",
+                                                                    "List",
+                                                                    "Stat",
+                                                                    "Verify",
+                                                                    "Put",
+                                                                    "Get",
+                                                                    "ListPaths",
+                                                                    "OpenChannel",
+                                                                    "CloseChannel",
+                                                                    "PutCalibration",
+                                                                    "GetCalibration",
+                                                                    "ListCalibrations",
+                                                                    "DeleteCalibration"};
 
 constexpr std::array<std::string_view, 17> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
@@ -170,6 +189,12 @@ class Metrics::Page final : public prometheus::Collectable {
     for (const auto& [name, value] : PeerCounterList(sources_.peers->counters())) {
       out.Counter(std::string(name) + "_total", "See PeerCounters in service/peer_set.h.", value);
     }
+    const CalibrationStore& calibrations = *sources_.calibrations;
+    out.Gauge("calibrations", "Bundles of calibrated codecs.", calibrations.num_held());
+    out.Gauge("calibration_bytes", "Bytes of their files.", calibrations.num_bytes());
+    for (const auto& [name, value] : calibrations.Counters()) {
+      out.Counter(std::string(name) + "_total", "See service/calibration_store.h.", value);
+    }
     AddCalls(out);
     return out.Take();
   }
@@ -232,6 +257,7 @@ std::vector<std::pair<std::string_view, int64_t>> Metrics::Counters() const {
       {"get_channel_bytes", transfer_.get_channel_bytes.load()},
       {"raw_fallback_planes", transfer_.raw_fallback_planes.load()},
       {"bad_checksums", transfer_.bad_checksums.load()},
+      {"plan_refusals", transfer_.plan_refusals.load()},
   };
 }
 

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/calibration_store.h"
 #include "service/channel_table.h"
 #include "service/executor.h"
 #include "service/peer_set.h"
@@ -31,6 +32,7 @@ enum class Method : uint8_t {
   kRegisterModel,
   kGetModel,
   kListModels,
+  kSetPlan,
   kLookup,
   kReserve,
   kSeal,
@@ -46,8 +48,12 @@ enum class Method : uint8_t {
   kListPaths,
   kOpenChannel,
   kCloseChannel,
+  kPutCalibration,
+  kGetCalibration,
+  kListCalibrations,
+  kDeleteCalibration,
 };
-inline constexpr int kNumMethods = 18;
+inline constexpr int kNumMethods = 23;
 std::string_view MethodName(Method method);  // "Lookup"
 
 // Upper bounds of the latency buckets in seconds; one more for everything above.
@@ -67,6 +73,7 @@ struct TransferCounters {
   std::atomic<int64_t> get_channel_bytes{0};    // payload written into windows
   std::atomic<int64_t> raw_fallback_planes{0};  // rows that their codec could not take
   std::atomic<int64_t> bad_checksums{0};        // units that arrived with another XXH3
+  std::atomic<int64_t> plan_refusals{0};        // seals of blocks that a new plan stores otherwise
 };
 
 // Where the page takes the rest from. All must outlive Stop().
@@ -77,6 +84,7 @@ struct MetricSources {
   const Executor* control = nullptr;
   const ChannelTable* channels = nullptr;
   const PeerSet* peers = nullptr;
+  const CalibrationStore* calibrations = nullptr;
 };
 
 // Counters of the peers by the names of PeerCounters.

@@ -122,7 +122,7 @@ std::shared_ptr<const TicketPlan> PutCall::PlanOf(size_t ticket_idx) {
     if (state.plan != nullptr) return state.plan;
     ticket = state.ticket;
   }
-  absl::StatusOr<TicketPlan> found = FindTicketPlan(*parts_.store, *parts_.models, ticket);
+  absl::StatusOr<TicketPlan> found = FindTicketPlan(parts_, ticket);
   if (!found.ok()) {
     RecordFault(ticket_idx, found.status());
     return nullptr;

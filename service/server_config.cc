@@ -322,6 +322,8 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
   options.peers.targets = absl::StrSplit(config.peers().list(), ',', absl::SkipWhitespace());
   KVSTOW_RETURN_IF_ERROR(
       ReadDuration({"peers.timeout", config.peers().timeout()}, options.peers.timeout));
+  KVSTOW_RETURN_IF_ERROR(CheckName({"guard.mode", config.guard().mode()}, {"on", "off"}));
+  options.guard_derives = config.guard().mode() == "on";
   options.metrics_address = config.metrics().address();
   KVSTOW_RETURN_IF_ERROR(ReadLogLevel(config.log().level(), options.log_level));
   KVSTOW_RETURN_IF_ERROR(

@@ -54,6 +54,7 @@ struct ChannelOptions {
 };
 
 struct ServerOptions {
+  bool guard_derives = true;                     // plans of models without one (plan_book.h)
   std::string unix_socket = "/tmp/kvstow.sock";  // path; empty for none
   std::string tcp;                               // "HOST:PORT"; port 0 takes a free one
   StoreOptions store;

@@ -7,11 +7,13 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/calibration_store.h"
 #include "service/channel_table.h"
 #include "service/executor.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
 #include "service/peer_set.h"
+#include "service/plan_book.h"
 #include "service/server_config.h"
 #include "storage/tiered_store.h"
 
@@ -25,6 +27,8 @@ struct ServiceParts {
   const ServerOptions* options = nullptr;
   TieredStore* store = nullptr;
   ModelRegistry* models = nullptr;
+  CalibrationStore* calibrations = nullptr;
+  PlanBook* plans = nullptr;
   Executor* workers = nullptr;  // planes: encode, decode, read
   Executor* control =
       nullptr;  // everything else that may wait, so that planes never queue behind it

@@ -220,12 +220,13 @@ int64_t Ticket::CountRawFallbacks() const {
   const bool is_k_raw = meta_.codecs.k == CodecId::kRaw;
   const bool is_v_raw = meta_.codecs.v == CodecId::kRaw;
   if (is_k_raw && is_v_raw) return 0;
+  const bool has_raw_by_choice = is_k_raw || is_v_raw || !meta_.plan_id.is_zero();
   int64_t num_fallbacks = 0;
   for (size_t i = 0; i < units_.size(); ++i) {
     if (units_[i].entry.codec != CodecId::kRaw) continue;
-    // Where one role is raw by choice, its units have the planned size.
+    // Where a role or a layer is raw by choice, its units have the planned size.
     const bool as_planned = units_[i].entry.length == (*unit_bytes_)[i];
-    if (!(is_k_raw || is_v_raw) || !as_planned) ++num_fallbacks;
+    if (!has_raw_by_choice || !as_planned) ++num_fallbacks;
   }
   return num_fallbacks;
 }

@@ -23,13 +23,16 @@ struct Command {
 };
 
 // One list per file; AllCommands joins them in the order of the help.
-absl::Span<const Command> TransferCommands();  // put, get, key, delete
-absl::Span<const Command> InspectCommands();   // ls, stat, verify, ping
-absl::Span<const Command> TopCommands();       // top
-absl::Span<const Command> JudgeCommands();     // eval
-absl::Span<const Command> BenchCommands();     // bench
-absl::Span<const Command> MachineCommands();   // doctor, serve, replay
-absl::Span<const Command> ShellCommands();     // completion, help
+absl::Span<const Command> TransferCommands();   // put, get, key, delete
+absl::Span<const Command> InspectCommands();    // ls, stat, verify, ping
+absl::Span<const Command> TopCommands();        // top
+absl::Span<const Command> JudgeCommands();      // eval
+absl::Span<const Command> CalibrateCommands();  // calibrate, calibration
+absl::Span<const Command> PlanCommands();       // plan
+absl::Span<const Command> RecommendCommands();  // recommend
+absl::Span<const Command> BenchCommands();      // bench
+absl::Span<const Command> MachineCommands();    // doctor, serve, replay
+absl::Span<const Command> ShellCommands();      // completion, help
 
 std::vector<const Command*> AllCommands();
 const Command* FindCommand(std::string_view name);  // nullptr where there is none

@@ -33,6 +33,7 @@ constexpr Option kEvalOptions[] = {
     {"by-head", "", "print the figures of each layer and KV head, too"},
     {"csv", "FILE", "write them to FILE"},
     {"html", "FILE", "write a page: rate against distortion, and maps of layers and heads"},
+    kCalibrationOption,
     {"rounds", "N", "puts and gets that are timed, of which the median counts", "5"},
     kModelOption,
     kWeightsOption,
@@ -64,6 +65,7 @@ struct EvalPlan {
   std::string tenant_prefix;
   bool put_missing = false;
   int64_t rounds = 0;
+  Digest calibration_id;
 
   int64_t num_tokens() const { return file.num_full_blocks() * file.spec().tokens_per_block; }
   int64_t kv_bytes() const { return file.num_full_blocks() * model.layout->block_bytes(); }
@@ -78,12 +80,15 @@ double GbPerSecond(int64_t bytes, absl::Duration time) {
 
 absl::StatusOr<PutSummary> PutAs(const EvalPlan& plan, const std::string& codec,
                                  const std::string& tenant) {
-  KVSTOW_ASSIGN_OR_RETURN(const CodecChoice choice, ParseCodecChoice(codec));
+  KVSTOW_ASSIGN_OR_RETURN(const LayeredText words, SplitLayers(codec));
+  KVSTOW_ASSIGN_OR_RETURN(const CodecChoice choice, ParseCodecChoice(words.choice));
   absl::StatusOr<PutSummary> put =
       plan.service.kv->Put(plan.model, {.context = plan.ContextOf(tenant),
                                         .tokens = plan.file.tokens(),
                                         .layers = plan.file.layers(),
-                                        .codec = choice});
+                                        .codec = choice,
+                                        .layer_codecs = words.layers,
+                                        .calibration_id = plan.calibration_id});
   if (!put.ok()) return plan.service.Explain(put.status());
   if (put->num_refused > 0) {
     return absl::ResourceExhaustedError(
@@ -290,19 +295,23 @@ absl::Status WriteReport(const Args& args, const EvalReport& report, Output& out
   return absl::OkStatus();
 }
 
-// "raw,k=tqm4,v=tq4" is raw and the pair k=tqm4,v=tq4.
+// "raw,k=tqm4,v=tq4,layer0=raw" is raw, and the pair k=tqm4,v=tq4 with a raw layer.
 absl::StatusOr<std::vector<std::string>> ReadCodecs(const Args& args) {
   KVSTOW_ASSIGN_OR_RETURN(const std::vector<std::string> words, args.List("codecs"));
   std::vector<std::string> codecs;
   for (const std::string& word : words) {
-    if (word.starts_with("v=") && !codecs.empty() && codecs.back().starts_with("k=")) {
+    const bool ends_pair =
+        word.starts_with("v=") && !codecs.empty() && codecs.back().starts_with("k=");
+    if (ends_pair || (word.starts_with("layer") && !codecs.empty())) {
       absl::StrAppend(&codecs.back(), ",", word);
     } else {
       codecs.push_back(word);
     }
   }
   for (const std::string& codec : codecs) {
-    const absl::StatusOr<CodecChoice> choice = ParseCodecChoice(codec);
+    const absl::StatusOr<LayeredText> words = SplitLayers(codec);
+    if (!words.ok()) return UsageError(absl::StrCat("--codecs: ", words.status().message()));
+    const absl::StatusOr<CodecChoice> choice = ParseCodecChoice(words->choice);
     if (!choice.ok()) return UsageError(absl::StrCat("--codecs: ", choice.status().message()));
   }
   return codecs;
@@ -319,8 +328,11 @@ absl::Status RunEval(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());
   if (!model.ok()) return service.Explain(model.status());
-  const EvalPlan plan{file,  probe, service, *model, args.Text("tenant-prefix"), args.Has("put"),
-                      rounds};
+  KVSTOW_ASSIGN_OR_RETURN(const Digest calibration_id,
+                          ReadCalibration(args, service, model->fingerprint));
+  const EvalPlan plan{
+      file,   probe,         service, *model, args.Text("tenant-prefix"), args.Has("put"),
+      rounds, calibration_id};
   Table table({"CODEC", "BITS/VALUE", "STORED", "RATIO", "K ERROR", "V ERROR", "ATTN KL",
                "OUT ERROR", "PUT/MEMCPY", "GET/MEMCPY", "BOUNDS"});
   std::vector<Verdict> verdicts;

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
 #include "client/cli/connect.h"
+#include "client/cli/plan_file.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 
@@ -145,6 +146,12 @@ Json StatJson(const ServiceStat& stat) {
                       {"record_bytes", codec.record_bytes},
                       {"logical_bytes", codec.logical_bytes}});
   }
+  Json models = Json::array();
+  for (const ServiceModel& model : stat.models) {
+    models.push_back({{"fingerprint", model.fingerprint.ToHex()},
+                      {"model", model.name},
+                      {"plan", model.plan.has_value() ? PlanJson(*model.plan) : Json()}});
+  }
   Json counters = Json::object();
   for (const auto& [name, value] : stat.counters) counters[name] = value;
   return {{"version", stat.version},
@@ -159,6 +166,7 @@ Json StatJson(const ServiceStat& stat) {
           {"pinned_bytes", stat.pinned_bytes},
           {"tiers", tiers},
           {"codecs", codecs},
+          {"models", models},
           {"counters", counters}};
 }
 
@@ -187,6 +195,14 @@ void ShowStat(const ServiceStat& stat, bool all_counters, Output& output) {
                      RatioText(codec.logical_bytes, codec.record_bytes)});
     }
     output.Line(absl::StrCat("\n", codecs.Text()));
+  }
+  if (!stat.models.empty()) {
+    Table models({"MODEL", "FINGERPRINT", "LAYERS WITH A CODEC OF THEIR OWN"});
+    for (const ServiceModel& model : stat.models) {
+      models.AddRow({model.name, model.fingerprint.ToHex().substr(0, kShortHexDigits),
+                     PlanSummary(model.plan)});
+    }
+    output.Line(absl::StrCat("\n", models.Text()));
   }
   Table counters({"COUNTER", "VALUE"});
   bool has_counters = false;
@@ -281,7 +297,7 @@ constexpr Command kInspectCommands[] = {
       .example = "kvstow ls --json | jq -r .codec | sort | uniq -c"},
      &RunLs},
     {{.name = "stat",
-      .summary = "tiers, codecs and counters of the service",
+      .summary = "tiers, codecs, plans of models and counters of the service",
       .options = kStatOptions,
       .example = "kvstow stat --json | jq .tiers"},
      &RunStat},

@@ -10,6 +10,7 @@
 #include "client/cli/compare.h"
 #include "client/cli/connect.h"
 #include "client/cli/kv_file.h"
+#include "client/cli/plan_file.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 
@@ -19,11 +20,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr Option kPutOptions[] = {
-    {"codec", "CODEC", "raw, int8, a preset (safe, tiny, ...), or k=CODEC,v=CODEC", "safe"},
+    {"codec", "CODEC",
+     "raw, int8, a preset (safe, tiny, ...), or k=CODEC,v=CODEC; then layers: ,layer0=raw", "safe"},
+    {"plan", "FILE", "codecs of layers, as kvstow recommend prints them"},
     kTenantOption,
     kLoraOption,
     {"compress-at", "WHERE", "service or worker: where the quantizer runs", "service"},
     {"durable", "", "return when the blocks would survive kill -9 (needs a disk tier)"},
+    kCalibrationOption,
     kModelOption,
     kWeightsOption,
     kRopeOption,
@@ -131,11 +135,18 @@ void PrintPut(const KvFile& file, const PutSummary& put, const StoredSize& size,
 absl::StatusOr<PutRequest> ReadPutRequest(const Args& args, const KvFile& file) {
   PutRequest request{.tokens = file.tokens(), .layers = file.layers()};
   KVSTOW_ASSIGN_OR_RETURN(request.context, ReadContext(args, file.spec()));
-  absl::StatusOr<CodecChoice> codec = ParseCodecChoice(args.Text("codec"));
+  const absl::StatusOr<LayeredText> words = SplitLayers(args.Text("codec"));
+  if (!words.ok()) return UsageError(absl::StrCat("--codec: ", words.status().message()));
+  absl::StatusOr<CodecChoice> codec = ParseCodecChoice(words->choice);
   if (!codec.ok()) {
     return UsageError(absl::StrCat("--codec: ", codec.status().message()));
   }
   request.codec = *codec;
+  request.layer_codecs = words->layers;
+  if (args.Has("plan")) {
+    KVSTOW_ASSIGN_OR_RETURN(const CodecPlan plan, ReadPlanFile(args.Text("plan")));
+    request.layer_codecs = request.layer_codecs.Over(plan);
+  }
   KVSTOW_ASSIGN_OR_RETURN(const std::string where,
                           args.OneOf("compress-at", {"service", "worker"}));
   request.compress_at = where == "worker" ? CompressAt::kWorker : CompressAt::kService;
@@ -161,11 +172,13 @@ absl::StatusOr<PutSummary> PutWithProgress(const Service& service, const Model& 
 absl::Status RunPut(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
   KVSTOW_ASSIGN_OR_RETURN(const KvFile file, KvFile::Open(args.positionals()[0], overrides));
-  KVSTOW_ASSIGN_OR_RETURN(const PutRequest request, ReadPutRequest(args, file));
+  KVSTOW_ASSIGN_OR_RETURN(PutRequest request, ReadPutRequest(args, file));
   KVSTOW_RETURN_IF_ERROR(file.CheckHasBlocks());
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());
   if (!model.ok()) return service.Explain(model.status());
+  KVSTOW_ASSIGN_OR_RETURN(request.calibration_id,
+                          ReadCalibration(args, service, model->fingerprint));
   absl::Duration elapsed;
   KVSTOW_ASSIGN_OR_RETURN(const PutSummary put,
                           PutWithProgress(service, *model, request, elapsed, output));

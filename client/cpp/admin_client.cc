@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/calibration_calls.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/raw_stream.h"
 #include "kernels/core/status_macros.h"
@@ -43,6 +44,15 @@ absl::StatusOr<ListedBlock> BlockFromProto(const v1::BlockInfo& info) {
   return block;
 }
 
+ServicePlan PlanFromProto(const v1::ModelPlan& message) {
+  ServicePlan plan{.codecs = message.plan(),
+                   .is_derived = message.is_derived(),
+                   .reasons = {message.reasons().begin(), message.reasons().end()}};
+  const absl::StatusOr<Digest> id = Digest::FromBytes(message.plan_id(), "plan_id");
+  if (id.ok()) plan.id = *id;
+  return plan;
+}
+
 ServiceStat StatFromProto(const v1::StatResponse& response) {
   ServiceStat stat{.num_blocks = response.num_blocks(),
                    .index_bytes = response.index_bytes(),
@@ -70,6 +80,14 @@ ServiceStat StatFromProto(const v1::StatResponse& response) {
                            .record_bytes = codec.record_bytes(),
                            .logical_bytes = codec.logical_bytes()});
   }
+  for (const v1::ModelStat& message : response.models()) {
+    ServiceModel model{.name = message.name()};
+    const absl::StatusOr<Digest> fingerprint =
+        Digest::FromBytes(message.fingerprint(), "models.fingerprint");
+    if (fingerprint.ok()) model.fingerprint = *fingerprint;
+    if (message.has_plan()) model.plan = PlanFromProto(message.plan());
+    stat.models.push_back(std::move(model));
+  }
   return stat;
 }
 
@@ -80,10 +98,18 @@ struct AdminClient::State {
 
   // A control call without the breaker.
   absl::Status Call(const Connection::CallFn& call) const {
-    const absl::Duration timeout = connection->options().control_timeout;
+    return Call(connection->options().control_timeout, call);
+  }
+  absl::Status Call(absl::Duration timeout, const Connection::CallFn& call) const {
     grpc::ClientContext context;
     context.set_deadline(GrpcDeadline(timeout));
     return connection->WithTarget(FromGrpcStatus(call(&context)), timeout);
+  }
+  // Calls that may carry many bytes.
+  Caller Bulk() const {
+    return [this](const Connection::CallFn& call) {
+      return Call(connection->options().data_timeout, call);
+    };
   }
 };
 
@@ -158,6 +184,28 @@ absl::StatusOr<std::vector<ModelSpec>> AdminClient::ListModels() {
   return specs;
 }
 
+absl::StatusOr<ServicePlan> AdminClient::SetPlan(const Digest& fingerprint,
+                                                 const std::string& plan) {
+  v1::SetPlanRequest request;
+  request.set_fingerprint(std::string(fingerprint.AsStringView()));
+  request.set_plan(plan);
+  v1::SetPlanResponse response;
+  KVSTOW_RETURN_IF_ERROR(state_->Call([&](grpc::ClientContext* context) {
+    return state_->connection->models().SetPlan(context, request, &response);
+  }));
+  return PlanFromProto(response.plan());
+}
+
+absl::Status AdminClient::DerivePlan(const Digest& fingerprint) {
+  v1::SetPlanRequest request;
+  request.set_fingerprint(std::string(fingerprint.AsStringView()));
+  request.set_derive(true);
+  v1::SetPlanResponse response;
+  return state_->Call([&](grpc::ClientContext* context) {
+    return state_->connection->models().SetPlan(context, request, &response);
+  });
+}
+
 absl::StatusOr<std::vector<ServicePath>> AdminClient::ListPaths() {
   v1::ListPathsResponse response;
   KVSTOW_RETURN_IF_ERROR(state_->Call([&](grpc::ClientContext* context) {
@@ -168,6 +216,23 @@ absl::StatusOr<std::vector<ServicePath>> AdminClient::ListPaths() {
     paths.push_back({info.path(), info.address(), info.unavailable()});
   }
   return paths;
+}
+
+absl::StatusOr<ListedCalibration> AdminClient::PutCalibration(std::string_view bundle) {
+  return SendBundle(state_->connection->calibrations(), bundle, state_->Bulk());
+}
+
+absl::StatusOr<std::vector<ListedCalibration>> AdminClient::ListCalibrations(
+    const Digest& fingerprint) {
+  return ListBundles(state_->connection->calibrations(), fingerprint, state_->Bulk());
+}
+
+absl::StatusOr<std::string> AdminClient::GetCalibration(const Digest& id) {
+  return FetchBundle(state_->connection->calibrations(), id, state_->Bulk());
+}
+
+absl::Status AdminClient::DeleteCalibration(const Digest& id) {
+  return DeleteBundle(state_->connection->calibrations(), id, state_->Bulk());
 }
 
 absl::StatusOr<VerifySummary> AdminClient::Verify(absl::Span<const BlockKey> keys,

@@ -17,7 +17,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -51,6 +53,18 @@ struct ServicePath {
   std::string address;      // for workers
   std::string unavailable;  // why it is not there; empty: it is
 };
+// As ModelPlan of model.proto.
+struct ServicePlan {
+  std::string codecs;  // "layer0.k=raw"; empty: all layers as asked for
+  Digest id;
+  bool is_derived = false;
+  std::vector<std::string> reasons;
+};
+struct ServiceModel {
+  Digest fingerprint;
+  std::string name;
+  std::optional<ServicePlan> plan;  // none yet
+};
 struct ServiceStat {
   std::vector<ServiceTier> tiers;
   std::vector<ServiceCodec> codecs;
@@ -66,6 +80,7 @@ struct ServiceStat {
   std::string policy;           // "rtv"; empty from a service that does not tell
   uint64_t policy_bytes = 0;
   uint64_t write_behind_bytes = 0;
+  std::vector<ServiceModel> models;  // by fingerprint
 };
 
 // Bits of a location, as LocationBit of control.proto.
@@ -92,6 +107,15 @@ struct ListOptions {
   std::string page_token;  // from the last page; empty for the first
   int32_t page_size = 0;   // 1 to 10,000; 0: the service's default, 1,000
   Digest fingerprint;      // only this model's; zero for all
+};
+
+// As CalibrationInfo of calibrations.proto.
+struct ListedCalibration {
+  Digest id;
+  Digest fingerprint;  // of its model
+  Digest source;       // SHA-256 of the samples
+  uint32_t num_rotations = 0;
+  uint64_t bundle_bytes = 0;
 };
 
 // Called for each message of a Verify: `bad_keys` are those found since the last call.
@@ -121,8 +145,20 @@ class AdminClient {
   absl::StatusOr<ServiceStat> Stat();
   absl::StatusOr<BlockPage> ListBlocks(const ListOptions& options);
   absl::StatusOr<std::vector<ModelSpec>> ListModels();
+  // Which layers of a model are stored with another codec than writers ask for, from now on; as
+  // CodecPlan::Parse reads it. Empty: none. kInvalidArgument names the item.
+  absl::StatusOr<ServicePlan> SetPlan(const Digest& fingerprint, const std::string& plan);
+  // Forgets the model's plan: the service derives one from what it is sent next.
+  absl::Status DerivePlan(const Digest& fingerprint);
   // Paths past gRPC, best first.
   absl::StatusOr<std::vector<ServicePath>> ListPaths();
+
+  // Calibrations: upload (its model must be registered), all or those of one model, the bytes of
+  // one, forget one (its blocks become misses).
+  absl::StatusOr<ListedCalibration> PutCalibration(std::string_view bundle);
+  absl::StatusOr<std::vector<ListedCalibration>> ListCalibrations(const Digest& fingerprint);
+  absl::StatusOr<std::string> GetCalibration(const Digest& id);
+  absl::Status DeleteCalibration(const Digest& id);
 
   // Has the service read and check records: those of `keys`, or all when empty. `progress` may be
   // empty; it runs on the calling thread. kDeadlineExceeded when the service reports nothing for

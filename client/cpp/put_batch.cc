@@ -1,6 +1,7 @@
 #include "client/cpp/put_batch.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,11 +58,14 @@ absl::Status PutBatch::ReserveSome(absl::Span<const int32_t> block_idxs, absl::T
   request.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
   request.set_form(plan_.compress_at == CompressAt::kWorker ? v1::FORM_ENCODED : v1::FORM_ROWS);
   *request.mutable_hints() = HintsToProto(plan_.conversation);
+  if (!plan_.calibration_id.is_zero()) {
+    request.set_calibration_id(std::string(plan_.calibration_id.AsStringView()));
+  }
   int32_t previous = -1;
   for (const int32_t block_idx : block_idxs) {
     v1::ReserveBlock* block = request.add_blocks();
     block->set_key(std::string(plan_.keys[block_idx].AsStringView()));
-    block->set_codec(CodecPairName(plan_.CodecsOf(block_idx)));
+    block->set_codec(plan_.CodecName(block_idx));
     // Where it is not the one listed before it: which block it stands behind.
     const bool is_next = block != &request.blocks(0) && previous == block_idx - 1;
     if (block_idx > 0 && !is_next) {
@@ -78,11 +82,17 @@ absl::Status PutBatch::ReserveSome(absl::Span<const int32_t> block_idxs, absl::T
     return absl::InternalError(absl::StrCat("reserve: ", response.results_size(), " answers for ",
                                             block_idxs.size(), " blocks"));
   }
+  std::shared_ptr<const CodecPlan> model_plan;
+  if (!response.plan().empty()) {
+    KVSTOW_ASSIGN_OR_RETURN(CodecPlan parsed, CodecPlan::Parse(response.plan()));
+    model_plan = std::make_shared<const CodecPlan>(std::move(parsed));
+  }
   for (size_t i = 0; i < block_idxs.size(); ++i) {
     const v1::ReserveResult& result = response.results(static_cast<int>(i));
     const absl::Status status = FromItemStatus(result.status());
     if (status.ok()) {
-      tickets_.push_back({.block_idx = block_idxs[i], .id = result.ticket()});
+      tickets_.push_back(
+          {.block_idx = block_idxs[i], .id = result.ticket(), .model_plan = model_plan});
     } else {
       outcomes_.push_back({.block_idx = block_idxs[i], .status = status});
     }
@@ -178,7 +188,7 @@ PutBatch::StreamResult PutBatch::SendStream(absl::Span<const PutFramePlan> frame
 PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> frames,
                                                const RowsOfLayers& rows,
                                                absl::Time deadline) const {
-  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes);
+  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes, deadline);
   StreamResult result;
   while (!frames.empty() && result.status.ok()) {
     size_t count = area.has_value() ? 0 : frames.size();

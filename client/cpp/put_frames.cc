@@ -16,16 +16,17 @@ namespace {
 constexpr int32_t kMaxUnitsPerFrame = 4000;
 constexpr int64_t kMaxPayloadBytes = kMaxFrameBytes - kMaxFrameHeaderBytes;
 
-int64_t PlannedBytes(const PutPlan& plan, int32_t block_idx, const PlaneInfo& plane) {
+int64_t PlannedBytes(const PutPlan& plan, const PutTicket& ticket, const PlaneInfo& plane) {
   if (plan.compress_at == CompressAt::kService) return plane.row_bytes;
-  const PlaneShape shape = ShapeOf(*plan.model.layout, plane);
-  const CodecId codec = EffectiveCodec(plan.CodecsOf(block_idx).of(plane.role), shape);
+  const PlaneShape shape = plan.ShapeOf(plane);
+  const CodecId codec =
+      EffectiveCodec(ticket.CodecsOf(plan, plane.layer_idx).of(plane.role), shape);
   return FindCodec(codec)->plane_bytes(shape);
 }
 
 // Aligned, and enough where the plane cannot be encoded.
-int64_t UnitBytesMax(const PutPlan& plan, int32_t block_idx, const PlaneInfo& plane) {
-  return AlignPayload(std::max(plane.row_bytes, PlannedBytes(plan, block_idx, plane)));
+int64_t UnitBytesMax(const PutPlan& plan, const PutTicket& ticket, const PlaneInfo& plane) {
+  return AlignPayload(std::max(plane.row_bytes, PlannedBytes(plan, ticket, plane)));
 }
 
 }  // namespace
@@ -39,7 +40,7 @@ std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ti
       layout.first_plane_of_layer(last_layer) + layout.num_planes_of_layer(last_layer);
   int64_t all_bytes = 0;
   for (int32_t i = first; i < end; ++i) {
-    all_bytes += PlannedBytes(plan, ticket.block_idx, layout.plane(i));
+    all_bytes += PlannedBytes(plan, ticket, layout.plane(i));
   }
   const int64_t num_frames =
       std::max<int64_t>(1, (all_bytes + kTargetPayloadBytes / 2) / kTargetPayloadBytes);
@@ -51,7 +52,7 @@ std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ti
   int64_t largest_bytes = 0;
   for (int32_t i = first; i < end; ++i) {
     const PlaneInfo& plane = layout.plane(i);
-    const int64_t plane_max = UnitBytesMax(plan, ticket.block_idx, plane);
+    const int64_t plane_max = UnitBytesMax(plan, ticket, plane);
     if (frame.num_planes > 0 &&
         (planned_bytes >= target_bytes || largest_bytes + plane_max > kMaxPayloadBytes ||
          frame.num_planes == kMaxUnitsPerFrame)) {
@@ -60,22 +61,23 @@ std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ti
       planned_bytes = largest_bytes = 0;
     }
     ++frame.num_planes;
-    planned_bytes += PlannedBytes(plan, ticket.block_idx, plane);
+    planned_bytes += PlannedBytes(plan, ticket, plane);
     largest_bytes += plane_max;
   }
   frames.push_back(frame);
   return frames;
 }
 
-PutFrameMaker::Unit PutFrameMaker::WriteUnit(int32_t block_idx, int32_t plane_idx, std::byte* out) {
+PutFrameMaker::Unit PutFrameMaker::WriteUnit(const PutTicket& ticket, int32_t plane_idx,
+                                             std::byte* out) {
   const BlockLayout& layout = *plan_.model.layout;
   const PlaneInfo& plane = layout.plane(plane_idx);
   const RowsView& rows = RowsOf(plane, rows_.rows[plane.layer_idx - rows_.first_layer]);
-  const PlaneShape shape = ShapeOf(layout, plane);
-  const int64_t first_token = int64_t{block_idx} * layout.tokens_per_block();
+  const PlaneShape shape = plan_.ShapeOf(plane);
+  const int64_t first_token = int64_t{ticket.block_idx} * layout.tokens_per_block();
   CodecId codec = CodecId::kRaw;
   if (plan_.compress_at == CompressAt::kWorker) {
-    codec = EffectiveCodec(plan_.CodecsOf(block_idx).of(plane.role), shape);
+    codec = EffectiveCodec(ticket.CodecsOf(plan_, plane.layer_idx).of(plane.role), shape);
   }
   if (codec == CodecId::kRaw) {
     GatherPlane(layout, plane_idx, rows, first_token, out);
@@ -95,7 +97,7 @@ int64_t MaxPayloadBytes(const PutPlan& plan, const PutFramePlan& frame) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < frame.num_planes; ++i) {
     const PlaneInfo& plane = plan.model.layout->plane(frame.first_plane + i);
-    bytes += UnitBytesMax(plan, frame.ticket.block_idx, plane);
+    bytes += UnitBytesMax(plan, frame.ticket, plane);
   }
   return bytes;
 }
@@ -106,7 +108,7 @@ int64_t PutFrameMaker::WriteUnits(const PutFramePlan& frame, std::byte* payload,
   for (int32_t i = 0; i < frame.num_planes; ++i) {
     const int64_t start = AlignPayload(used_bytes);
     std::memset(payload + used_bytes, 0, start - used_bytes);
-    const Unit unit = WriteUnit(frame.ticket.block_idx, frame.first_plane + i, payload + start);
+    const Unit unit = WriteUnit(frame.ticket, frame.first_plane + i, payload + start);
     header.unit_xxh3.push_back(Xxh3({payload + start, static_cast<size_t>(unit.bytes)}));
     if (plan_.compress_at == CompressAt::kWorker) {
       header.unit_bytes.push_back(static_cast<uint32_t>(unit.bytes));

@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "client/cpp/client_state.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/codec_plan.h"
 #include "kernels/core/block_key.h"
 #include "proto/frames.h"
 
@@ -23,10 +25,23 @@ struct PutPlan {
   Model model;
   std::vector<BlockKey> keys;  // of all full blocks
   CodecChoice codec;
+  CodecPlan layers;
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;
   Conversation conversation;
+  Digest calibration_id;  // zero: none, or the model's only one
+  // Encodes here; null where the service does or no codec needs one.
+  std::shared_ptr<const Calibration> calibration;
 
+  PlaneShape ShapeOf(const PlaneInfo& plane) const {
+    return CalibratedShape(*model.layout, plane, calibration.get());
+  }
+  // As Reserve takes it.
+  std::string CodecName(int32_t block_idx) const {
+    const CodecPair pair = CodecsOf(block_idx);
+    const bool has_layers = !layers.empty() && pair != CodecPair{};
+    return CodecPairName(pair) + (has_layers ? "," + layers.Text() : "");
+  }
   CodecPair CodecsOf(int32_t block_idx) const {
     return codec.OfBlock(block_idx, static_cast<int64_t>(keys.size()),
                          model.layout->tokens_per_block());
@@ -43,6 +58,13 @@ struct RowsOfLayers {
 struct PutTicket {
   int32_t block_idx = 0;
   uint64_t id = 0;
+  std::shared_ptr<const CodecPlan> model_plan;  // of the service, for this ticket; null: none
+
+  // Of a layer's planes, before what they accept.
+  CodecPair CodecsOf(const PutPlan& plan, int32_t layer_idx) const {
+    const CodecPair asked = plan.layers.PairFor(layer_idx, plan.CodecsOf(block_idx));
+    return model_plan == nullptr ? asked : model_plan->PairFor(layer_idx, asked);
+  }
 };
 
 // One frame: consecutive planes of one block.
@@ -77,7 +99,7 @@ class PutFrameMaker {
     CodecId codec = CodecId::kRaw;
     int64_t bytes = 0;
   };
-  Unit WriteUnit(int32_t block_idx, int32_t plane_idx, std::byte* out);
+  Unit WriteUnit(const PutTicket& ticket, int32_t plane_idx, std::byte* out);
   // All units of the frame to `payload`; returns its bytes.
   int64_t WriteUnits(const PutFramePlan& frame, std::byte* payload, PutFrameHeader& header);
 

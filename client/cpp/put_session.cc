@@ -2,6 +2,7 @@
 // layer by layer over one batch.
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,15 +50,25 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
   }
   KVSTOW_RETURN_IF_ERROR(CheckNumTokens(static_cast<int64_t>(num_tokens), "tokens"));
   KVSTOW_RETURN_IF_ERROR(CheckKeyContext(request.context));
+  KVSTOW_RETURN_IF_ERROR(request.layer_codecs.CheckFits(*model.layout));
   KeyContext context = request.context;
   context.fingerprint = model.fingerprint;
-  return PutPlan{.client = client,
-                 .model = model,
-                 .keys = ChainKeys(context, request.tokens, tokens_per_block),
-                 .codec = request.codec,
-                 .compress_at = request.compress_at,
-                 .durable = request.durable,
-                 .conversation = request.conversation};
+  PutPlan plan{.client = client,
+               .model = model,
+               .keys = ChainKeys(context, request.tokens, tokens_per_block),
+               .codec = request.codec,
+               .layers = request.layer_codecs,
+               .compress_at = request.compress_at,
+               .durable = request.durable,
+               .conversation = request.conversation};
+  if (!NeedsCalibration(request.codec.pair)) return plan;
+  plan.calibration_id = request.calibration_id;
+  if (request.compress_at == CompressAt::kWorker) {
+    KVSTOW_ASSIGN_OR_RETURN(plan.calibration,
+                            client->calibrations->Choose(model, request.calibration_id));
+    plan.calibration_id = plan.calibration->id();
+  }
+  return plan;
 }
 
 // The blocks of a request, of `num_blocks` in the prompt.
@@ -119,6 +130,7 @@ absl::StatusOr<PutSummary> KvClient::Put(const Model& model, const PutRequest& r
   std::vector<int32_t> waiting = BlockIdxs(request, plan.keys.size());
   const size_t batch_blocks = static_cast<size_t>(
       std::clamp<int64_t>(kBatchBytes / model.layout->block_bytes(), 1, kMaxBlocksPerReserve));
+  std::set<int32_t> replanned;
   while (!waiting.empty()) {
     const size_t count = std::min(batch_blocks, waiting.size());
     PutBatch batch(plan);
@@ -132,12 +144,14 @@ absl::StatusOr<PutSummary> KvClient::Put(const Model& model, const PutRequest& r
                        static_cast<int64_t>(plan.keys.size()));
     }
     // Sealed blocks can make room for what was refused: those blocks are asked for again, as long
-    // as every round stores something.
+    // as every round stores something. So are those whose codecs a plan of the model, come
+    // meanwhile, has changed: once each, because plans hardly ever change.
     const bool has_stored = std::any_of(batch.outcomes().begin(), batch.outcomes().end(),
                                         [](const PutOutcome& o) { return o.status.ok(); });
     std::vector<int32_t> again;
     for (const PutOutcome& outcome : batch.outcomes()) {
-      if (has_stored && absl::IsResourceExhausted(outcome.status)) {
+      if ((has_stored && absl::IsResourceExhausted(outcome.status)) ||
+          (absl::IsAborted(outcome.status) && replanned.insert(outcome.block_idx).second)) {
         again.push_back(outcome.block_idx);
       } else {
         Count(outcome, summary);

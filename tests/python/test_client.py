@@ -279,6 +279,17 @@ def test_u06_groups_of_unlike_heads_and_latents_round_trip(client):
         client.put(model, range(70), layers[:3] + [(layers[3][0], layers[3][0])])
 
 
+def test_layers_may_have_a_codec_of_their_own(client, kv):
+    model = client.register_model(kv.spec)
+    keys = client.put(model, kv.tokens, kv.layers, codec="k=tqm4,v=tq4,layer0=raw").keys
+    back = kv.empty_layers()
+    client.get(model, keys, back)
+    exact = [(a == b).all() for got, want in zip(back, kv.layers) for a, b in zip(got, want)]
+    assert exact == [True, True] + [False] * (len(exact) - 2)
+    with pytest.raises(kvstow.InvalidArgumentError, match='plan item "layer0=tqm9"'):
+        client.put(model, kv.tokens, kv.layers, codec="safe,layer0=tqm9")
+
+
 def test_u07_quantized_kv_is_kept_as_it_is(client):
     spec = kvstow.ModelSpec.uniform(
         "fp8", "w", num_layers=1, num_kv_heads=2, head_dim=64, kv_dtype="f8_e4m3"

@@ -64,6 +64,7 @@ TEST(ServerConfig, DefaultsAreThoseOfTheStructs) {
   EXPECT_EQ(from_nothing.store.dram_bytes, fresh.store.dram_bytes);
   EXPECT_EQ(from_nothing.store.dram_headroom_bytes, fresh.store.dram_headroom_bytes);
   EXPECT_EQ(from_nothing.store.policy, fresh.store.policy);
+  EXPECT_EQ(from_nothing.guard_derives, fresh.guard_derives);
   EXPECT_EQ(from_nothing.store.turn_gap, fresh.store.turn_gap);
   EXPECT_EQ(from_nothing.store.disk_admission, fresh.store.disk_admission);
   EXPECT_EQ(from_nothing.store.disk_write_bytes_per_day, fresh.store.disk_write_bytes_per_day);
@@ -95,6 +96,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
                                           "--nvme.writes_per_day=19GiB",
                                           "--policy.name=hazard",
                                           "--policy.turn_gap=20s",
+                                          "--guard.mode=off",
                                           "--nvme.write_behind_max=64MiB",
                                           "--tickets.write_deadline=7s",
                                           "--tickets.reuse_delay=8s",
@@ -116,6 +118,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.store.disk_admission, DiskAdmission::kSecondSight);
   EXPECT_EQ(options.store.disk_write_bytes_per_day, int64_t{19} << 30);
   EXPECT_EQ(options.store.policy, "hazard");
+  EXPECT_FALSE(options.guard_derives);
   EXPECT_EQ(options.store.turn_gap, absl::Seconds(20));
   EXPECT_EQ(options.store.nvme_path, "/data");
   EXPECT_EQ(options.store.nvme_bytes, int64_t{3} << 30);
@@ -168,7 +171,7 @@ TEST(ServerConfig, DirectoryAsFileIsRefused) {
 TEST(ServerConfig, HelpListsEveryFieldWithDefaultAndExample) {
   const std::string help = HelpText(kMachine);
   const std::vector<std::string> names = ConfigFieldNames();
-  EXPECT_EQ(names.size(), 32u);
+  EXPECT_EQ(names.size(), 33u);
   for (const std::string& name : names) EXPECT_THAT(help, HasSubstr("--" + name + "="));
   EXPECT_THAT(help, HasSubstr("--dram.capacity=8GiB\n      bytes of the memory tier, populated at "
                               "start (default: 1GiB)\n"));
@@ -287,6 +290,7 @@ TEST(ServerConfig, RefusesWrongPoliciesByFieldAndNamesTheNearest) {
   const std::vector<RefusedLine> cases = {
       {{"--dram.capacity=4MiB", "--dram.headroom=3MiB"},
        "dram.headroom is 3 MiB, want 0 B to 2 MiB"},
+      {{"--guard.mode=offf"}, "guard.mode is \"offf\", want on or off; did you mean off?"},
       {{"--policy.name=rvt"},
        "policy.name is \"rvt\", want lru, s3fifo, arc, gdsf, hazard or rtv; did you mean rtv?"},
       {{"--policy.name=belady"},

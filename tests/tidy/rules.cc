@@ -102,6 +102,8 @@ const std::vector<Door>& Doors() {
        "kernels/core/checksum.cc"},
       {"Highway", std::regex("^hwy/"), std::regex("^kernels/.*(\\.cc|-inl\\.h)$"),
        "sources of kernels/"},
+      {"Eigen", std::regex("^Eigen/"), std::regex("^kernels/codec/calibration_builder\\.cc$"),
+       "kernels/codec/calibration_builder.cc"},
       {"CUDA", std::regex("^(cuda|cooperative_groups|cub/|mma\\.h)"), std::regex("\\.cuh?$"),
        ".cu and .cuh files"},
       {"NCCL", std::regex("^nccl\\.h$"), std::regex("^transport/nccl_[a-z_]*\\.(cc|cu)$"),

@@ -183,7 +183,8 @@ class Client:
             integers of the same width that carry its bits (uint16 for bf16). Any strides as long
             as each row of head_dim values is contiguous.
         tenant, lora_digest, multimodal_digests: see KeyContext.
-        codec: "safe" (the default), "lossless", "small", "raw", "int8", "k=tqm4,v=tq4", ...
+        codec: "safe" (the default), "lossless", "small", "raw", "int8", "k=tqm4,v=tq4", ...; then
+            layers with a codec of their own: "safe,layer0=raw,layer3-5.k=int8".
         durable: return when the blocks would survive kill -9 of the service.
         compress_at: "service" or "worker": where quantization runs.
         first_block: leave earlier blocks alone; row 0 of the arrays is then the first token of this

@@ -79,6 +79,9 @@ PYBIND11_MODULE(_kvstow, m) {
   BindModel(m);
   m.def("tune_malloc", &TuneMallocForBulkTransfers);
   BindCodecs(m);
+  m.def("check_codec", [](const std::string& text) {
+    ValueOrRaise(ParseCodecChoice(ValueOrRaise(SplitLayers(text)).choice));
+  });
   py::class_<NativeSession>(m, "Session")
       .def("put_layer", &NativeSession::PutLayer)
       .def("finish", &NativeSession::Finish)

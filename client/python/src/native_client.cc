@@ -104,7 +104,9 @@ std::shared_ptr<PutArgs> PutArgsOf(const Model& model, const py::object& request
   put.tokens = args->tokens;
   put.context = ContextOf(request, model.fingerprint);
   const auto codec = request.attr("codec").cast<std::string>();
-  put.codec = ValueOrRaise(ParseCodecChoice(codec));
+  LayeredText words = ValueOrRaise(SplitLayers(codec));
+  put.codec = ValueOrRaise(ParseCodecChoice(words.choice));
+  put.layer_codecs = std::move(words.layers);
   const auto compress_at = request.attr("compress_at").cast<std::string>();
   if (compress_at != "service" && compress_at != "worker") {
     RaiseInvalidArgument(
