@@ -1,7 +1,7 @@
 """Looks for the best codec of each layer's keys and values within a budget of bits, on texts that
-are for choosing only, and prints the choices for tests/eval/choices.txt.
+are for choosing only. Writes a plan for each budget and prints what it costs on these texts.
 
-choose.py MODEL --docs FILE... --budgets 2.25 2.75
+choose.py MODEL --docs tests/data/eval/choose/*.txt --budgets 2.25 2.75 --out tests/eval/plans
 
 What a plane costs is measured: the KL when that plane alone has two bits. More bits cut it as they
 cut the error energy of Gaussian rows. KL adds up over planes, so each step goes to the plane that
@@ -9,6 +9,8 @@ gains most for its bits. Keys that bear it do without their mean, which pays for
 """
 
 import argparse
+import itertools
+import pathlib
 import sys
 
 from kvstow.codecs import PlaneCodec
@@ -34,21 +36,22 @@ def all_costs(measured):
     return costs
 
 
-def word_of(chosen, block):
-    """The shortest choice: the most common codec of each role, then the layers that differ."""
-    words, differing = [], []
+def word_and_plan(chosen, budget, block, folder):
+    """The most common codec of each role as a word, and the layers that differ as a plan."""
+    pair, lines = [], []
     for role in ("k", "v"):
         codecs = [codec for (r, _), codec in sorted(chosen.items()) if r == role]
         common = max(sorted(set(codecs)), key=codecs.count)
-        words.append(f"{role}={common}")
-        start = 0
-        for layer in range(1, len(codecs) + 1):
-            if layer == len(codecs) or codecs[layer] != codecs[start]:
-                if codecs[start] != common:
-                    end = f"-{layer - 1}" if layer - 1 > start else ""
-                    differing.append(f"{role}{start}{end}={codecs[start]}")
-                start = layer
-    return ",".join(words + differing + ([f"block={block}"] if block != 64 else []))
+        pair.append(f"{role}={common}")
+        lines += [
+            f"layer{layer}.{role}={codec}"
+            for layer, codec in enumerate(codecs)
+            if codec != common
+        ]
+    path = folder / f"{budget:g}_bits_{block}.txt"
+    word = ",".join(pair + ([f"block={block}"] if block != 64 else []) + [f"plan={path}"])
+    text = f"# SmolLM2-135M at {budget:g} bits, blocks of {block} tokens; for {','.join(pair)}\n"
+    return word, path, text + "\n".join(lines) + "\n"
 
 
 def allocate(costs, budget, block):
@@ -75,7 +78,7 @@ def allocate(costs, budget, block):
         chosen[place] = other
     if left < 0:
         return None
-    return word_of(chosen, block), sum(costs[place][codec] for place, codec in chosen.items())
+    return chosen, sum(costs[place][codec] for place, codec in chosen.items())
 
 
 def kl_of(scores):
@@ -90,6 +93,7 @@ def main():
     parser.add_argument("--budgets", nargs="+", type=float, default=[2.25, 2.75])
     parser.add_argument("--blocks", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
     args = parser.parse_args()
     model = LanguageModel.load(args.model, num_threads=args.threads)
     texts = read_texts(model, args.docs)
@@ -103,15 +107,19 @@ def main():
 
     num_layers = model.prefill(texts[0].ids[:1]).num_layers
     alone = {
-        f"k=raw,v=raw,{role}{layer}={codec}": (role, layer, codec)
+        f"raw,layer{layer}.{role}={codec}": (role, layer, codec)
         for role, layer in planes(num_layers)
         for codec in MEASURED[role]
     }
     found = score(list(alone), histories=[1024])
     costs = all_costs({alone[word]: kl for word, kl in found.items()})
     words = ["k=tqm3,v=tq2", "k=tqm2,v=tq2"]
-    for budget in args.budgets:
-        words += [a[0] for a in (allocate(costs, budget, b) for b in args.blocks) if a]
+    for budget, block in itertools.product(args.budgets, args.blocks):
+        found = allocate(costs, budget, block)
+        if found:
+            word, path, text = word_and_plan(found[0], budget, block, args.out)
+            path.write_text(text)
+            words.append(word)
     for word, kl in score(list(dict.fromkeys(words))).items():
         bits = Choice.parse(word).bits_per_value(num_layers, DIM)
         print(f"{bits:.3f} bits, KL {kl:.4f}: {word}")
