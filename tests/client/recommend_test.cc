@@ -116,7 +116,7 @@ TEST_F(Recommend, AttentionKlIsThatOfEval) {
     }
   }
   const Quality quality =
-      JudgeQuality({file.spec(), file.layers(), num_tokens}, decoded.layers(), probe);
+      JudgeQuality({file.spec(), file.layers(), num_tokens}, decoded.layers(), probe).total;
   EXPECT_NEAR(Table().Uniform(pair)->attention_kl, quality.attention_kl,
               1e-9 + 1e-6 * quality.attention_kl);
 }

@@ -89,7 +89,7 @@ class Plans : public RunningDaemon {
     const std::vector<LayerRows> exact = data.layers();
     const std::vector<LayerRows> decoded = got.layers();
     return JudgeQuality({model_.spec, exact, int64_t{64} * kBlocks}, decoded, ProbeOf(kv))
-        .attention_kl;
+        .total.attention_kl;
   }
 
   Json StatJson() {
