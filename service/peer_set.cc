@@ -175,6 +175,7 @@ int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> k
   std::atomic<int64_t> num_fetched{0};
   for (int round = 0; round < kRounds; ++round) {
     const std::vector<int> chosen = Choose(keys, holds);
+    if (*std::max_element(chosen.begin(), chosen.end()) < 0) break;  // nobody has what is missing
     std::vector<std::vector<BlockKey>> keys_of(peers_.size());
     for (size_t k = 0; k < keys.size(); ++k) {
       if (chosen[k] >= 0) keys_of[chosen[k]].push_back(keys[k]);

@@ -1,5 +1,7 @@
 // The paths that bytes take between a client and a real daemon: chosen, explained, and left for
 // gRPC when they break.
+#include <grpcpp/channel.h>
+
 #include <csignal>
 #include <thread>
 

@@ -111,7 +111,8 @@ TEST_F(ServerCalibration, ABundleGoesUpIsListedComesDownAndSurvivesARestart) {
   std::string fetched;
   ASSERT_TRUE(Fetch(calibration.id(), &fetched).ok());
   EXPECT_EQ(fetched, bundle);
-  EXPECT_EQ(Fetch(Sha256("none"), &fetched).error_code(), grpc::StatusCode::NOT_FOUND);
+  std::string nothing;
+  EXPECT_EQ(Fetch(Sha256("none"), &nothing).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(ServerCalibration, DamagedAndForeignBundlesAreRefusedAndSayWhy) {
