@@ -5,7 +5,7 @@ choose.py MODEL --docs tests/data/eval/choose/*.txt --budgets 2.25 2.75 --out te
 
 What a plane costs is measured: the KL when that plane alone has two bits. More bits cut it as they
 cut the error energy of Gaussian rows. KL adds up over planes, so each step goes to the plane that
-gains most for its bits. Keys that bear it do without their mean, which pays for bits elsewhere.
+gains most for its bits. Some layers' keys do better with their mean than without, some not.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from kvstow.eval.choices import planes
 
 DIM = 128  # budgets are for it
 MEASURED = {"k": ("tq2", "tqm2"), "v": ("tq2",)}
-# What follows from the last of those: error energy of Gaussian rows, over that at two bits.
-ENERGY = {"k": {"tqm3": 0.0345 / 0.1175, "tqm4": 0.0095 / 0.1175},
-          "v": {"tq3": 0.0345 / 0.1175, "tq4": 0.0095 / 0.1175}}
+# What follows for more bits: the error energy of Gaussian rows, over that at two.
+ENERGY = {2: 1.0, 3: 0.0345 / 0.1175, 4: 0.0095 / 0.1175}
 
 
 def all_costs(measured):
@@ -30,9 +29,10 @@ def all_costs(measured):
     costs = {}
     for (role, layer, codec), kl in measured.items():
         costs.setdefault((role, layer), {})[codec] = kl
-    for (role, _), options in costs.items():
-        base = options[MEASURED[role][-1]]
-        options.update({codec: base * share for codec, share in ENERGY[role].items()})
+    for options in costs.values():
+        for codec, kl in list(options.items()):
+            family = codec.rstrip("2")
+            options.update({f"{family}{bits}": kl * share for bits, share in ENERGY.items()})
     return costs
 
 
