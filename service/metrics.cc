@@ -145,7 +145,9 @@ std::vector<std::pair<std::string_view, int64_t>> StoreCounters(const StoreStats
       {"turns", stats.turns},
       {"follow_up_turns", stats.follow_up_turns},
       {"sessions_over", stats.sessions_over},
+      {"blocks_idle_dropped", stats.blocks_idle_dropped},
       {"dirs_set_aside", stats.dirs_set_aside},
+      {"policy_files_set_aside", stats.policy_files_set_aside},
   };
 }
 
