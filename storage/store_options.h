@@ -45,8 +45,8 @@ struct StoreOptions {
   // Memory kept free between turns. New blocks then find room at once and compete with the old ones
   // when their turn has ended, instead of replacing them unseen.
   int64_t dram_headroom_bytes = 0;
-  // What a service keeps free unless told otherwise: so little that what is kept hardly shrinks, and
-  // enough that `rtv` finds, within 1 %, what it finds in the simulator (README.md).
+  // What a service keeps free unless told otherwise: what is kept hardly shrinks, and `rtv` finds,
+  // within 1 %, what it finds in the simulator (README.md).
   static constexpr int64_t UsualHeadroomBytes(int64_t dram_bytes) { return dram_bytes / 128; }
   DiskAdmission disk_admission = DiskAdmission::kAll;
   // Bytes per day written to disk unasked; 0 for no limit.
