@@ -74,7 +74,7 @@ constexpr std::array<FieldHelp, 32> kFields = {{
      "services asked for what is missing here"},
     {"peers.timeout", "2s", "", "500ms", "what a peer may cost a call"},
     {"metrics.address", "", "none", "127.0.0.1:9400",
-     "address of the Prometheus page"},
+     "address of the admin page and the Prometheus metrics"},
     {"policy.name", "rtv", "", "lru",
      "which block leaves next: rtv, lru, s3fifo, arc, gdsf or hazard"},
     {"policy.turn_gap", "5s", "", "1s", "calls on one prompt within this time are one turn"},

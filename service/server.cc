@@ -155,7 +155,9 @@ absl::Status Server::State::Listen() {
                                                  .workers = workers.get(),
                                                  .control = control.get(),
                                                  .channels = channels.get(),
-                                                 .peers = peers.get()});
+                                                 .peers = peers.get(),
+                                                 .policy = options.store.policy,
+                                                 .started_at = parts.started_at});
 }
 
 // Slices point into the store's memory: it must not go before gRPC has let go of them.

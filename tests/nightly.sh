@@ -49,6 +49,7 @@ million_requests() {
 
 check soak tests/e2e/soak.sh 600 --build "$build"
 check kill_loop tests/e2e/kill_loop.sh 100 --build "$build"
+check admin_page tests/e2e/admin_page.py --build "$build"
 check policy_cost "$build/tests/bench/policy_bench" --policy rtv --check
 check million million_requests
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
