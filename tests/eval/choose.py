@@ -1,7 +1,7 @@
 """Looks for the best codec of each layer's keys and values within a budget of bits, on texts that
 are for choosing only. Writes a plan for each budget and prints what it costs on these texts.
 
-choose.py MODEL --docs tests/data/eval/choose/*.txt --budgets 2.25 2.75 --out tests/eval/plans
+choose.py MODEL --docs tests/data/eval/choose/{prose,code}.txt --blocks 128 --out tests/eval/plans
 
 What a plane costs is measured: the KL when that plane alone has two bits. More bits cut it as they
 cut the error energy of Gaussian rows. KL adds up over planes, so each step goes to the plane that
@@ -92,6 +92,8 @@ def main():
     parser.add_argument("--docs", nargs="+", required=True)
     parser.add_argument("--budgets", nargs="+", type=float, default=[2.25, 2.75])
     parser.add_argument("--blocks", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--history", type=int, default=512, help="of what is measured alone")
+    parser.add_argument("--scored", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
     args = parser.parse_args()
@@ -111,7 +113,7 @@ def main():
         for role, layer in planes(num_layers)
         for codec in MEASURED[role]
     }
-    found = score(list(alone), histories=[1024])
+    found = score(list(alone), histories=[args.history], num_scored=args.scored)
     costs = all_costs({alone[word]: kl for word, kl in found.items()})
     words = ["k=tqm3,v=tq2", "k=tqm2,v=tq2"]
     for budget, block in itertools.product(args.budgets, args.blocks):

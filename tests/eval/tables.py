@@ -41,23 +41,30 @@ def disagreements(rows):
         known = MEASURED.get(row["codecs"])
         if known is None:
             continue
-        change = 100 * row["perplexity_change"]
-        error = 100 * max(
-            row["perplexity_change_error"], over_texts(row, lambda part: part["perplexity_change"])
-        )
         kl_error = max(
             row["kl_error"] / row["kl"], over_texts(row, lambda part: math.log(part["kl"]))
         )
-        far = abs(change - known["perplexity_change"]) / math.hypot(error, known["error"])
-        kl_far = abs(math.log(row["kl"] / known["kl"])) / (math.sqrt(2) * kl_error)
-        print(
-            f"{row['codecs']:16} perplexity {change:+.2f} % ({error:.2f}), measured "
-            f"{known['perplexity_change']:+.2f} % ({known['error']:.2f}): {far:.1f} errors; "
-            f"KL {row['kl']:.5f}, measured {known['kl']:.5f}: {kl_far:.1f}"
-        )
-        for name, distance in (("perplexity", far), ("KL", kl_far)):
-            if distance > 2:
-                lines.append(f"{row['codecs']}: {name} is {distance:.1f} standard errors away")
+        far = {"KL": abs(math.log(row["kl"] / known["kl"])) / (math.sqrt(2) * kl_error)}
+        print(f"{row['codecs']}: KL {row['kl']:.5f}, measured {known['kl']:.5f}", end="")
+        if "perplexity_change" in known:
+            change = 100 * row["perplexity_change"]
+            error = 100 * max(
+                row["perplexity_change_error"],
+                over_texts(row, lambda part: part["perplexity_change"]),
+            )
+            distance = abs(change - known["perplexity_change"])
+            far["perplexity"] = distance / math.hypot(error, known["error"])
+            print(
+                f"; perplexity {change:+.2f} % ({error:.2f}), measured "
+                f"{known['perplexity_change']:+.2f} % ({known['error']:.2f})",
+                end="",
+            )
+        print("; standard errors apart:", ", ".join(f"{name} {x:.1f}" for name, x in far.items()))
+        lines += [
+            f"{row['codecs']}: {name} is {x:.1f} standard errors away"
+            for name, x in far.items()
+            if x > 2
+        ]
     return lines
 
 
