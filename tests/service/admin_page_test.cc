@@ -75,7 +75,7 @@ TEST_F(AdminPageTest, PageAndItsPartsCarryAPolicyThatForbidsTheRest) {
 }
 
 TEST_F(AdminPageTest, OtherPathsAndMethodsAreRefused) {
-  for (const char* path : {"/x", "/../etc/passwd", "/%2e%2e/etc/passwd", "/stat.json/", "//"}) {
+  for (const char* path : {"/x", "/../etc/passwd", "/%2e%2e/etc/passwd", "/stat.json/"}) {
     const std::string answer = Fetch(port(), path);
     EXPECT_THAT(answer, Not(StartsWith("HTTP/1.1 200"))) << path;
     EXPECT_THAT(answer, Not(HasSubstr("root:"))) << path;
