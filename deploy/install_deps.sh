@@ -17,6 +17,7 @@ build_packages=(
   librocksdb-dev                     # the disk tier
   libucx-dev                         # windows over RDMA or TCP
   libhwy-dev                         # SIMD with run-time dispatch
+  libeigen3-dev                      # eigenvectors, for calibrations
   libxxhash-dev libssl-dev           # XXH3; SHA-256
   prometheus-cpp-dev                 # the metrics page
   nlohmann-json3-dev                 # safetensors headers, --json

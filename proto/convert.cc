@@ -212,12 +212,6 @@ absl::StatusOr<CodecPair> CodecPairFromName(std::string_view name, std::string_v
     return BadField(field, absl::StrCat("preset \"", ToAbsl(name), "\""),
                     "codecs, such as \"k=tqm4,v=tq4\": the client resolves presets");
   }
-  for (const CodecId id : {choice->pair.k, choice->pair.v}) {
-    const Codec* codec = FindCodec(id);
-    if (codec == nullptr || !codec->needs_rotation) continue;
-    return BadField(field, absl::StrCat("codec \"", ToAbsl(codec->name), "\""),
-                    "codecs without a calibration: this build stores no bundles");
-  }
   return choice->pair;
 }
 

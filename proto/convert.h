@@ -35,6 +35,8 @@ inline constexpr int kMaxContentDigestBytes = 64;  // lora_digest, each of multi
 inline constexpr int kMaxMultimodalDigests = 1024;
 inline constexpr int kMaxSessionBytes = 64;
 inline constexpr uint32_t kMaxPinMs = 24 * 3600 * 1000;
+inline constexpr int64_t kMaxBundleBytes = int64_t{128} << 20;  // of a calibration
+inline constexpr size_t kMaxBundleChunkBytes = size_t{1} << 20;
 
 // TurnHints as plain values.
 struct WireHints {

@@ -131,6 +131,7 @@ void WriteFields(const GetFrameHeader& header, Out& out) {
   fields.Varint(10, header.num_tokens);
   fields.Varint(11, header.window_offset);
   fields.Varint(12, header.window_bytes);
+  fields.Text(13, header.calibration_id);
 }
 
 template <typename Header, typename Out>
@@ -427,6 +428,8 @@ bool FrameParser::ReadField(uint32_t field, WireType type, GetFrameHeader& heade
       return Number(type, header.window_offset);
     case 12:
       return Number(type, header.window_bytes);
+    case 13:
+      return Text(type, header.calibration_id);
     default:
       return false;
   }

@@ -55,6 +55,7 @@ struct GetFrameHeader {
   uint32_t num_tokens = 0;
   uint64_t window_offset = 0;
   uint64_t window_bytes = 0;
+  std::string calibration_id;
 };
 
 // One buffer: header and payload. The slices are shared, not copied. CHECKs kMaxFrameBytes.

@@ -63,11 +63,14 @@ absl::StatusOr<std::vector<BlockKey>> LookupKeys(const ServiceParts& parts,
 struct ReservePlan {
   const RegisteredModel& model;
   absl::Duration deadline;
-  PlanRef model_plan;  // one for all blocks, though another may come meanwhile; null: none
+  v1::Form form = v1::FORM_ROWS;
+  Digest calibration_id = {};  // zero: the model's only one
+  PlanRef model_plan;          // one for all blocks, though another may come meanwhile; null: none
   // What its codecs come to: most blocks of a call ask for the same.
   struct Planned {
     RegisteredModel::Plan block;
-    Digest plan_id;  // zero: no plan
+    Digest plan_id;         // zero: no plan
+    Digest calibration_id;  // zero: no codec needs one
   };
   std::map<std::string, Planned> planned;  // by ReserveBlock.codec
 };
@@ -83,8 +86,23 @@ absl::StatusOr<ReservePlan::Planned> PlanBlock(const ServiceParts& parts, const 
   KVSTOW_RETURN_IF_ERROR(words->layers.CheckFits(model.layout()));
   const PlanRef plan =
       parts.plans->ForRequest(model.fingerprint(), shared.model_plan, words->layers);
-  return ReservePlan::Planned{PlannedBlock(model, codecs, plan.get()),
-                              plan == nullptr ? Digest() : plan->id};
+  CalibrationRef calibration;
+  const bool needs_one = NeedsCalibration(model, codecs, plan.get());
+  if (needs_one) {
+    // What the client encoded with is for the client to say: the only one may have changed.
+    if (shared.form == v1::FORM_ENCODED && shared.calibration_id.is_zero()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("calibration_id: none, want the one that the units of codec \"", codec,
+                       "\" are encoded with"));
+    }
+    KVSTOW_ASSIGN_OR_RETURN(calibration,
+                            parts.calibrations->Choose(model.fingerprint(), shared.calibration_id));
+  }
+  ReservePlan::Planned planned{PlannedBlock(model, codecs, plan.get(), calibration.get()),
+                               plan == nullptr ? Digest() : plan->id, Digest()};
+  const bool uses_it = needs_one && NeedsCalibration(model, planned.block.codecs, plan.get());
+  if (uses_it) planned.calibration_id = calibration->id();
+  return planned;
 }
 
 absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, ReservePlan& shared,
@@ -104,6 +122,7 @@ absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, ReservePlan& shar
   const RegisteredModel::Plan& plan = planned->second.block;
   request.meta.fingerprint = model.fingerprint();
   request.meta.plan_id = planned->second.plan_id;
+  request.meta.calibration_id = planned->second.calibration_id;
   request.meta.codecs = plan.codecs;
   request.meta.num_tokens = model.layout().tokens_per_block();
   request.meta.logical_bytes = model.layout().block_bytes();
@@ -226,7 +245,7 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
 absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& request,
                        v1::ReserveResponse* response) {
   KVSTOW_RETURN_IF_ERROR(CheckCount("blocks", request.blocks_size(), kMaxBlocksPerReserve));
-  KVSTOW_RETURN_IF_ERROR(FormFromProto(request.form(), v1::FORM_UNSPECIFIED).status());
+  KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(request.form(), v1::FORM_UNSPECIFIED));
   KVSTOW_ASSIGN_OR_RETURN(const Digest fingerprint,
                           Digest::FromBytes(request.fingerprint(), "fingerprint"));
   KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
@@ -234,7 +253,12 @@ absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& requ
                           ReadHints(request.hints(), model->layout().tokens_per_block()));
   ReservePlan shared{.model = *model,
                      .deadline = absl::Milliseconds(request.write_deadline_ms()),
+                     .form = form,
                      .model_plan = parts.plans->Current(fingerprint)};
+  if (!request.calibration_id().empty()) {
+    KVSTOW_ASSIGN_OR_RETURN(shared.calibration_id,
+                            Digest::FromBytes(request.calibration_id(), "calibration_id"));
+  }
   std::vector<std::shared_ptr<const TurnUse>> uses = StartTurns(*parts.store, request, hints);
   for (int i = 0; i < request.blocks_size(); ++i) {
     v1::ReserveResult* result = response->add_results();
@@ -388,8 +412,9 @@ absl::Status DoStat(const ServiceParts& parts, const v1::StatRequest&, v1::StatR
   response->set_open_leases(static_cast<uint64_t>(stats.open_leases));
   response->set_pinned_bytes(static_cast<uint64_t>(stats.pinned_bytes));
   response->set_open_channels(static_cast<uint64_t>(parts.channels->num_open()));
-  for (const auto& counters : {StoreCounters(stats), parts.metrics->Counters(),
-                               PeerCounterList(parts.peers->counters())}) {
+  for (const auto& counters :
+       {StoreCounters(stats), parts.metrics->Counters(), PeerCounterList(parts.peers->counters()),
+        parts.calibrations->Counters()}) {
     for (const auto& [name, value] : counters) {
       (*response->mutable_counters())[std::string(name)] = static_cast<uint64_t>(value);
     }

@@ -46,6 +46,16 @@ absl::Status FrameSource::OpenBlock() {
                                       parts_.options->limits.bytes_in_flight_max - kCallBytes);
   KVSTOW_ASSIGN_OR_RETURN(Permit permit, parts_.admission->HoldBytes(held_bytes));
   KVSTOW_ASSIGN_OR_RETURN(const RecordView record, RecordView::Parse(block.bytes()));
+  if (!record.meta().calibration_id.is_zero()) {
+    // Here or at the client: without it the bytes mean nothing.
+    calibration_ = parts_.calibrations->Find(record.meta().calibration_id);
+    if (calibration_ == nullptr) {
+      parts_.calibrations->CountMiss();
+      // Gone, so that whoever computes it again can put it.
+      parts_.store->Delete(key).IgnoreError();
+      return absl::NotFoundError("the block's calibration is not here");
+    }
+  }
   if (form_ == v1::FORM_ROWS) {
     absl::StatusOr<ModelRef> model = parts_.models->Find(record.meta().fingerprint);
     // Not kNotFound: the block is here, but nobody here knows how to read it.
@@ -69,7 +79,8 @@ absl::Status FrameSource::CheckShape() const {
     const auto plane = static_cast<int32_t>(i);
     const Codec* codec = FindCodec(entry.codec);
     const bool is_readable =
-        entry.codec == CodecId::kRaw || (codec != nullptr && codec->accepts(model_->shape(plane)));
+        entry.codec == CodecId::kRaw ||
+        (codec != nullptr && codec->accepts(model_->shape(plane, calibration_.get())));
     if (!is_readable || entry.length != model_->unit_bytes(plane, entry.codec)) {
       return absl::FailedPreconditionError(
           absl::StrCat("unit ", i, " of the record is no plane of its model"));
@@ -88,6 +99,9 @@ GetFrameHeader FrameSource::StartHeader() const {
     header.fingerprint = std::string(meta.fingerprint.AsStringView());
     header.num_units = record_->num_units();
     header.num_tokens = static_cast<uint32_t>(meta.num_tokens);
+    if (!meta.calibration_id.is_zero()) {
+      header.calibration_id = std::string(meta.calibration_id.AsStringView());
+    }
   }
   return header;
 }
@@ -145,7 +159,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::DecodedFrame() {
     const absl::Span<const std::byte> unit = record_->unit(i);
     if (Xxh3(unit) != entry.xxh3) return absl::DataLossError("a stored unit has changed");
     const auto plane = static_cast<int32_t>(i);
-    const PlaneShape shape = model_->shape(plane);
+    const PlaneShape shape = model_->shape(plane, calibration_.get());
     const int64_t offset = AlignPayload(end);
     std::memset(rows.get() + end, 0, static_cast<size_t>(offset - end));
     const absl::Span<std::byte> out(rows.get() + offset,
@@ -196,6 +210,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Finish(GetFrameHeader header,
     record_.reset();
     pin_.reset();  // the slices keep it
     model_.reset();
+    calibration_.reset();
     ++block_idx_;
   }
   return BuildFrame(header, std::move(slices));
@@ -208,6 +223,7 @@ grpc::ByteBuffer FrameSource::EndBlock(absl::StatusCode code) {
   record_.reset();
   pin_.reset();
   model_.reset();
+  calibration_.reset();
   GetFrameHeader header;
   header.block_idx = static_cast<uint32_t>(block_idx_++);
   header.code = static_cast<int32_t>(code);

@@ -96,6 +96,7 @@ class FrameSource {
   std::shared_ptr<const PinnedBlock> pin_;
   std::optional<RecordView> record_;
   ModelRef model_;
+  CalibrationRef calibration_;  // that the record names
   uint32_t next_unit_ = 0;
 };
 

@@ -54,7 +54,8 @@ class FrameWriter {
   // Before the commit: once a block can be sealed all of its planes have been seen.
   void Observe(const ArrivedUnit& unit, absl::Span<const std::byte> bytes) const {
     if (plan_.watcher == nullptr) return;
-    plan_.watcher->Observe(*plan_.model, static_cast<int32_t>(unit.unit_idx), unit.codec, bytes);
+    plan_.watcher->Observe(*plan_.model, static_cast<int32_t>(unit.unit_idx), unit.codec, bytes,
+                           plan_.calibration.get());
   }
   // The rows of a unit in one piece: in place, or copied into scratch_.
   absl::Span<const std::byte> Rows(const ArrivedUnit& unit);
@@ -75,7 +76,8 @@ absl::StatusOr<CodecId> FrameWriter::CheckEncoded(uint32_t unit_idx, uint32_t by
     return Fault(absl::StatusCode::kInvalidArgument,
                  absl::StrCat("unit ", unit_idx, ": ", codec.status().message()));
   }
-  const CodecId reserved = plan_.model->codec_of(plane, plan_.CodecsOf(plane));
+  const CodecId reserved =
+      plan_.model->codec_of(plane, plan_.CodecsOf(plane), plan_.calibration.get());
   if (*codec != reserved && *codec != CodecId::kRaw) {
     return Fault(absl::StatusCode::kInvalidArgument,
                  absl::StrFormat("unit %u: codec %s, reserved is %s, want that or raw", unit_idx,
@@ -169,7 +171,8 @@ absl::Status FrameWriter::WriteRows(const ArrivedUnit& unit) {
   const auto plane = static_cast<int32_t>(unit.unit_idx);
   KVSTOW_ASSIGN_OR_RETURN(UnitWriter writer,
                           store_.BeginUnit(plan_.ticket, unit.unit_idx, unit.xxh3));
-  const CodecId codec_id = plan_.model->codec_of(plane, plan_.CodecsOf(plane));
+  const Calibration* calibration = plan_.calibration.get();
+  const CodecId codec_id = plan_.model->codec_of(plane, plan_.CodecsOf(plane), calibration);
   if (codec_id == CodecId::kRaw) {
     KVSTOW_RETURN_IF_ERROR(Copy(unit, std::move(writer)));
   } else {
@@ -179,7 +182,7 @@ absl::Status FrameWriter::WriteRows(const ArrivedUnit& unit) {
     Observe(unit, rows);
     const absl::Span<std::byte> out = writer.Buffer(plan_.model->unit_bytes(plane, codec_id));
     const CodecBackend& backend = BestBackend(*FindCodec(codec_id));
-    if (backend.encode(plan_.model->shape(plane), rows.data(), out.data()) ==
+    if (backend.encode(plan_.model->shape(plane, calibration), rows.data(), out.data()) ==
         EncodeResult::kKeepRaw) {
       counters_.raw_fallback_planes.fetch_add(1, std::memory_order_relaxed);
       KVSTOW_RETURN_IF_ERROR(Copy(unit, std::move(writer)));
@@ -202,6 +205,9 @@ absl::StatusOr<TicketPlan> FindTicketPlan(const ServiceParts& parts, TicketId ti
   KVSTOW_ASSIGN_OR_RETURN(plan.model, parts.models->Find(fingerprint));
   KVSTOW_ASSIGN_OR_RETURN(plan.layers, parts.plans->Find(fingerprint, plan.meta.plan_id));
   if (parts.plans->IsWatching(fingerprint)) plan.watcher = parts.plans;
+  if (plan.meta.calibration_id.is_zero()) return plan;
+  KVSTOW_ASSIGN_OR_RETURN(plan.calibration,
+                          parts.calibrations->Choose(fingerprint, plan.meta.calibration_id));
   return plan;
 }
 

@@ -19,6 +19,7 @@ struct TicketPlan {
   TicketId ticket = 0;
   RecordMeta meta;
   ModelRef model;
+  CalibrationRef calibration;   // null: the record names none
   PlanRef layers;               // null: none when it was reserved
   PlanBook* watcher = nullptr;  // who wants to see the planes; null: nobody
 
@@ -29,6 +30,7 @@ struct TicketPlan {
 };
 
 // kNotFound, kDeadlineExceeded: the ticket. kNotFound: its model. kAborted: its plan.
+// kFailedPrecondition: its calibration.
 absl::StatusOr<TicketPlan> FindTicketPlan(const ServiceParts& parts, TicketId ticket);
 
 struct WriteOutcome {

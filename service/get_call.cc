@@ -49,7 +49,8 @@ void GetCall::Fill() {
     const std::optional<ModelSpec> spec = parts_.peers->FindModel(fingerprint_);
     if (spec.has_value()) model = parts_.models->Register(*spec);
   }
-  if (model.ok()) parts_.peers->Fill(**model, missing_, *parts_.store);
+  if (model.ok())
+    parts_.peers->Fill(**model, missing_, {*parts_.store, *parts_.calibrations, *parts_.models});
 }
 
 absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<const BlockKey> keys) {

@@ -9,17 +9,17 @@
 // Thread safety: all methods may be called at once. Register may wait for the disk.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/codec/calibration.h"
 #include "kernels/codec/codec.h"
 #include "kernels/core/block_layout.h"
 #include "kernels/core/model_spec.h"
@@ -45,14 +45,17 @@ class RegisteredModel {
   const Digest& fingerprint() const { return fingerprint_; }
   const BlockLayout& layout() const { return layout_; }
 
-  PlaneShape shape(int32_t plane_idx) const;
+  // `calibration`, here and below: the one that the block names, or null.
+  PlaneShape shape(int32_t plane_idx, const Calibration* calibration = nullptr) const;
   // The codec that stores a plane of a block reserved with `codecs`.
-  CodecId codec_of(int32_t plane_idx, const CodecPair& codecs) const;
+  CodecId codec_of(int32_t plane_idx, const CodecPair& codecs,
+                   const Calibration* calibration = nullptr) const;
   // Bytes of a plane encoded with `codec`, which must accept it or be kRaw.
   uint32_t unit_bytes(int32_t plane_idx, CodecId codec) const;
 
-  // Kept after the first call: there are at most 256 x 256 pairs, and a handful in practice.
-  Plan PlanFor(const CodecPair& codecs) const;
+  // Kept after the first call: there are at most 256 x 256 pairs, and a handful in practice. Which
+  // calibration it is makes no difference: each covers all planes.
+  Plan PlanFor(const CodecPair& codecs, const Calibration* calibration = nullptr) const;
 
  private:
   RegisteredModel(const ModelSpec& spec, const BlockLayout& layout)
@@ -62,7 +65,8 @@ class RegisteredModel {
   const Digest fingerprint_;
   const BlockLayout layout_;
   mutable Mutex mutex_;
-  mutable std::map<std::pair<CodecId, CodecId>, Plan> plans_ ABSL_GUARDED_BY(mutex_);
+  using PlanKey = std::tuple<CodecId, CodecId, bool>;  // K, V, with a calibration
+  mutable std::map<PlanKey, Plan> plans_ ABSL_GUARDED_BY(mutex_);
 };
 
 using ModelRef = std::shared_ptr<const RegisteredModel>;
@@ -95,7 +99,6 @@ class ModelRegistry {
   absl::Status CheckRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string directory_;
-  mutable std::atomic<uint64_t> num_writes_{0};
   mutable Mutex mutex_;
   std::map<Digest, ModelRef> models_ ABSL_GUARDED_BY(mutex_);
 };

@@ -47,15 +47,28 @@ absl::Status WriteUnits(const EncodedBlock& block, TicketId ticket, TieredStore&
   return store.Seal(ticket);
 }
 
+// The calibration that came with a block, kept here too: the block's record names it.
+absl::StatusOr<CalibrationRef> KeepCalibration(const CalibrationRef& calibration,
+                                               const PeerSet::Destination& to) {
+  if (calibration == nullptr) return calibration;
+  if (CalibrationRef known = to.calibrations.Find(calibration->id()); known != nullptr) {
+    return known;
+  }
+  return to.calibrations.Put(calibration->Serialize(), to.models);
+}
+
 absl::Status Keep(const RegisteredModel& model, const BlockKey& key, const EncodedBlock& block,
-                  TieredStore& store) {
-  const RegisteredModel::Plan plan = model.PlanFor(CodecsOf(model, block));
+                  const PeerSet::Destination& to) {
+  TieredStore& store = to.store;
+  KVSTOW_ASSIGN_OR_RETURN(const CalibrationRef calibration, KeepCalibration(block.calibration, to));
+  const RegisteredModel::Plan plan = model.PlanFor(CodecsOf(model, block), calibration.get());
   ReserveRequest request;
   request.meta = {.key = key,
                   .fingerprint = model.fingerprint(),
                   .codecs = plan.codecs,
                   .num_tokens = model.layout().tokens_per_block(),
                   .logical_bytes = model.layout().block_bytes()};
+  if (calibration != nullptr) request.meta.calibration_id = calibration->id();
   request.unit_bytes = plan.unit_bytes;
   KVSTOW_ASSIGN_OR_RETURN(const TicketId ticket, store.Reserve(request));
   const absl::Status written = WriteUnits(block, ticket, store);
@@ -66,8 +79,9 @@ absl::Status Keep(const RegisteredModel& model, const BlockKey& key, const Encod
 KvClientOptions ClientOptions(const PeerOptions& options, const std::string& target) {
   return {.target = target,
           .num_channels = 1,
-          .control_timeout = options.timeout,
-          .data_timeout = options.timeout,
+          // A question and a fetch are a call's two steps, and each has half of the time.
+          .control_timeout = options.timeout / 2,
+          .data_timeout = options.timeout / 2,
           .paths = {},
           .local_only = true};
 }
@@ -152,21 +166,35 @@ std::optional<ModelSpec> PeerSet::FindModel(const Digest& fingerprint) {
 }
 
 int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
-                      TieredStore& store) {
+                      const Destination& to) {
+  // What one peer does not bring is asked of another once: one that hangs costs its half of the
+  // time, and the next one has as much.
+  constexpr int kRounds = 2;
   if (keys.empty() || peers_.empty()) return 0;
-  const std::vector<int> chosen = Choose(keys, Ask(keys));
-  std::vector<std::vector<BlockKey>> keys_of(peers_.size());
-  for (size_t k = 0; k < keys.size(); ++k) {
-    if (chosen[k] >= 0) keys_of[chosen[k]].push_back(keys[k]);
-  }
+  std::vector<std::vector<bool>> holds = Ask(keys);
   std::atomic<int64_t> num_fetched{0};
-  RunParallel(static_cast<int>(peers_.size()),
-              [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], store); });
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<int> chosen = Choose(keys, holds);
+    if (*std::max_element(chosen.begin(), chosen.end()) < 0) break;  // nobody has what is missing
+    std::vector<std::vector<BlockKey>> keys_of(peers_.size());
+    for (size_t k = 0; k < keys.size(); ++k) {
+      if (chosen[k] >= 0) keys_of[chosen[k]].push_back(keys[k]);
+    }
+    RunParallel(static_cast<int>(peers_.size()),
+                [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], to); });
+    const std::vector<Location> locations = to.store.Lookup(keys);
+    for (size_t k = 0; k < keys.size(); ++k) {
+      if (chosen[k] < 0) continue;
+      holds[chosen[k]][k] = false;
+      const bool is_here = locations[k].in_dram || locations[k].in_nvme;
+      for (std::vector<bool>& held : holds) held[k] = held[k] && !is_here;
+    }
+  }
   return num_fetched;
 }
 
 int64_t PeerSet::FetchFrom(Peer& peer, const RegisteredModel& model,
-                           absl::Span<const BlockKey> keys, TieredStore& store) {
+                           absl::Span<const BlockKey> keys, const Destination& to) {
   if (keys.empty()) return 0;
   const Model wire_model{.spec = model.spec(),
                          .fingerprint = model.fingerprint(),
@@ -183,16 +211,20 @@ int64_t PeerSet::FetchFrom(Peer& peer, const RegisteredModel& model,
       ++counters_.peer_failures;
       return num_fetched;  // the rest misses
     }
+    bool is_cut = false;
     for (size_t k = 0; k < some.size(); ++k) {
       const EncodedBlock& block = (*blocks)[k];
       absl::Status status = block.status;
-      if (status.ok()) status = Keep(model, some[k], block, store);
+      const bool came = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status);
+      is_cut = is_cut || !came;
+      if (status.ok()) status = Keep(model, some[k], block, to);
       // Another call may have brought it meanwhile.
       const bool is_here = status.ok() || absl::IsAlreadyExists(status);
       if (is_here) ++num_fetched;
       if (status.ok()) ++counters_.peer_fetched;
-      if (!is_here && !absl::IsNotFound(status)) ++counters_.peer_refused;
+      if (came && !is_here && !absl::IsNotFound(status)) ++counters_.peer_refused;
     }
+    if (is_cut) ++counters_.peer_failures;
     keys.remove_prefix(some.size());
   }
   return num_fetched;

@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/kv_client.h"
+#include "service/calibration_store.h"
 #include "service/model_registry.h"
 #include "storage/tiered_store.h"
 
@@ -56,8 +57,15 @@ class PeerSet {
   std::vector<bool> Lookup(absl::Span<const BlockKey> keys);
   // The model of that name, of whoever knows it; checked. Nothing: nobody does.
   std::optional<ModelSpec> FindModel(const Digest& fingerprint);
-  // Brings what peers hold of `keys` into `store`. Returns how many blocks.
-  int64_t Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys, TieredStore& store);
+  // Where blocks, and the calibrations that they need, are brought to.
+  struct Destination {
+    TieredStore& store;
+    CalibrationStore& calibrations;
+    const ModelRegistry& models;
+  };
+  // Brings what peers hold of `keys`. Returns how many blocks.
+  int64_t Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
+               const Destination& to);
 
   const PeerCounters& counters() const { return counters_; }
 
@@ -74,7 +82,7 @@ class PeerSet {
   std::vector<int> Choose(absl::Span<const BlockKey> keys,
                           const std::vector<std::vector<bool>>& holds) const;
   int64_t FetchFrom(Peer& peer, const RegisteredModel& model, absl::Span<const BlockKey> keys,
-                    TieredStore& store);
+                    const Destination& to);
 
   std::vector<Peer> peers_;
   PeerCounters counters_;

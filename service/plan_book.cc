@@ -55,23 +55,37 @@ absl::StatusOr<PlanRef> ReadPlan(const fs::path& path) {
   return NewPlan(std::move(codecs), origin, std::move(reasons));
 }
 
-CodecId StoredCodec(const RegisteredModel& model, int32_t plane_idx, const CodecPair& codecs,
-                    const ModelPlan* plan) {
-  if (plan == nullptr) return model.codec_of(plane_idx, codecs);
-  const int32_t layer_idx = model.layout().plane(plane_idx).layer_idx;
-  return model.codec_of(plane_idx, plan->codecs.PairFor(layer_idx, codecs));
+// Without a calibration a calibrated codec takes no plane, which says nothing about those of a
+// block that has one.
+bool StoreAlike(const RegisteredModel& model, int32_t plane_idx, const CodecPair& a,
+                const CodecPair& b) {
+  const Role role = model.layout().plane(plane_idx).role;
+  if (a.of(role) == b.of(role)) return true;
+  if (NeedsCalibration(CodecPair{.k = a.of(role), .v = b.of(role)})) return false;
+  return model.codec_of(plane_idx, a) == model.codec_of(plane_idx, b);
 }
 
 }  // namespace
 
+bool NeedsCalibration(const RegisteredModel& model, const CodecPair& codecs,
+                      const ModelPlan* plan) {
+  if (plan == nullptr) return NeedsCalibration(codecs);
+  for (int32_t i = 0; i < model.layout().num_layers(); ++i) {
+    if (NeedsCalibration(plan->codecs.PairFor(i, codecs))) return true;
+  }
+  return false;
+}
+
 RegisteredModel::Plan PlannedBlock(const RegisteredModel& model, const CodecPair& codecs,
-                                   const ModelPlan* plan) {
-  RegisteredModel::Plan block = model.PlanFor(codecs);
+                                   const ModelPlan* plan, const Calibration* calibration) {
+  RegisteredModel::Plan block = model.PlanFor(codecs, calibration);
   if (plan == nullptr || plan->codecs.empty()) return block;
   auto sizes = std::make_shared<std::vector<uint32_t>>();
   sizes->reserve(block.unit_bytes->size());
   for (int32_t i = 0; i < model.layout().num_planes(); ++i) {
-    sizes->push_back(model.unit_bytes(i, StoredCodec(model, i, block.codecs, plan)));
+    const int32_t layer_idx = model.layout().plane(i).layer_idx;
+    const CodecPair pair = plan->codecs.PairFor(layer_idx, block.codecs);
+    sizes->push_back(model.unit_bytes(i, model.codec_of(i, pair, calibration)));
   }
   block.unit_bytes = std::move(sizes);
   return block;
@@ -159,9 +173,9 @@ bool PlanBook::NeedsPlane(const RegisteredModel& model, int32_t plane_idx) {
 }
 
 void PlanBook::Observe(const RegisteredModel& model, int32_t plane_idx, CodecId codec,
-                       absl::Span<const std::byte> unit) {
+                       absl::Span<const std::byte> unit, const Calibration* calibration) {
   if (!NeedsPlane(model, plane_idx)) return;
-  const PlaneShape shape = model.shape(plane_idx);
+  const PlaneShape shape = model.shape(plane_idx, calibration);
   PlaneStats stats;
   if (codec == CodecId::kRaw) {
     stats = MeasurePlane(shape, unit.data());
@@ -217,7 +231,7 @@ absl::Status PlanBook::CheckSeal(const RegisteredModel& model, const RecordMeta&
     const CodecPair told =
         reserved == nullptr ? meta.codecs : reserved->codecs.PairFor(layer_idx, meta.codecs);
     const CodecPair wanted = current->codecs.PairFor(layer_idx, told);
-    if (model.codec_of(i, told) == model.codec_of(i, wanted)) continue;
+    if (StoreAlike(model, i, told, wanted)) continue;
     return absl::AbortedError(absl::StrCat("block ", meta.key.ToHex(), ": the plan of the model (",
                                            current->codecs.Text(),
                                            ") came after the block was reserved, and stores layer ",

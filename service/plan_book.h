@@ -50,9 +50,12 @@ struct ModelPlan {
 };
 using PlanRef = std::shared_ptr<const ModelPlan>;
 
-// What a block of `model` takes when stored with a pair of codecs under a plan (may be null).
+// Whether some layer of a block needs a calibration. `plan` may be null, here and below.
+bool NeedsCalibration(const RegisteredModel& model, const CodecPair& codecs, const ModelPlan* plan);
+
+// What a block of `model` takes when stored with a pair of codecs under a plan.
 RegisteredModel::Plan PlannedBlock(const RegisteredModel& model, const CodecPair& codecs,
-                                   const ModelPlan* plan);
+                                   const ModelPlan* plan, const Calibration* calibration = nullptr);
 
 class PlanBook {
  public:
@@ -75,9 +78,10 @@ class PlanBook {
 
   // Whether Observe would do anything.
   bool IsWatching(const Digest& fingerprint) const;
-  // A plane that is about to be committed: its unit in `codec`. What a worker encoded is decoded.
+  // A plane that is about to be committed: its unit in `codec`. What a worker encoded is decoded,
+  // with the block's calibration where it has one.
   void Observe(const RegisteredModel& model, int32_t plane_idx, CodecId codec,
-               absl::Span<const std::byte> unit);
+               absl::Span<const std::byte> unit, const Calibration* calibration = nullptr);
 
   // kAborted where the model's plan would store the block otherwise than its ticket was told to.
   absl::Status CheckSeal(const RegisteredModel& model, const RecordMeta& meta) const;

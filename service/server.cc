@@ -14,6 +14,8 @@
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
 #include "service/admission.h"
+#include "service/calibration_service.h"
+#include "service/calibration_store.h"
 #include "service/channel_service.h"
 #include "service/control_service.h"
 #include "service/data_service.h"
@@ -68,6 +70,7 @@ struct Server::State {
   const ServerOptions options;
   std::unique_ptr<TieredStore> store;
   std::unique_ptr<ModelRegistry> models;
+  std::unique_ptr<CalibrationStore> calibrations;
   std::unique_ptr<PlanBook> plans;
   std::shared_ptr<Admission> admission;
   Metrics metrics;
@@ -81,6 +84,7 @@ struct Server::State {
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<DataService> data_service;
   std::unique_ptr<ChannelService> channel_service;
+  std::unique_ptr<CalibrationService> calibration_service;
   std::unique_ptr<grpc::Server> grpc_server;
   int tcp_port = 0;
   bool is_drained = false;
@@ -102,6 +106,9 @@ absl::Status Server::State::OpenStore(const Clock* clock) {
   const std::string directory = path.empty() ? "" : absl::StrCat(path, "/models");
   KVSTOW_ASSIGN_OR_RETURN(models, ModelRegistry::Open(directory));
   KVSTOW_ASSIGN_OR_RETURN(plans, PlanBook::Open(directory, options.guard_derives));
+  KVSTOW_ASSIGN_OR_RETURN(
+      calibrations,
+      CalibrationStore::Open(path.empty() ? "" : absl::StrCat(path, "/calibrations")));
   return absl::OkStatus();
 }
 
@@ -116,6 +123,7 @@ void Server::State::BuildServices() {
   parts = {.options = &options,
            .store = store.get(),
            .models = models.get(),
+           .calibrations = calibrations.get(),
            .plans = plans.get(),
            .workers = workers.get(),
            .control = control.get(),
@@ -129,6 +137,7 @@ void Server::State::BuildServices() {
   control_service = std::make_unique<ControlService>(parts);
   data_service = std::make_unique<DataService>(parts);
   channel_service = std::make_unique<ChannelService>(parts);
+  calibration_service = std::make_unique<CalibrationService>(parts);
 }
 
 absl::Status Server::State::Listen() {
@@ -146,6 +155,7 @@ absl::Status Server::State::Listen() {
   builder.RegisterService(control_service.get());
   builder.RegisterService(data_service.get());
   builder.RegisterService(channel_service.get());
+  builder.RegisterService(calibration_service.get());
   grpc_server = builder.BuildAndStart();
   // gRPC does not say which address it was or why; the checks before catch all but a race.
   if (grpc_server == nullptr || (!options.tcp.empty() && tcp_port == 0) ||
@@ -159,7 +169,10 @@ absl::Status Server::State::Listen() {
                                                  .workers = workers.get(),
                                                  .control = control.get(),
                                                  .channels = channels.get(),
-                                                 .peers = peers.get()});
+                                                 .peers = peers.get(),
+                                                 .calibrations = calibrations.get(),
+                                                 .policy = options.store.policy,
+                                                 .started_at = parts.started_at});
 }
 
 // Slices point into the store's memory: it must not go before gRPC has let go of them.
@@ -207,6 +220,7 @@ void Server::Drain() {
   state.workers.reset();
   state.WaitForSlices();
   state.channels.reset();
+  state.calibrations.reset();
   state.plans.reset();
   state.models.reset();
   state.store.reset();  // flushes

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "service/admission.h"
+#include "service/calibration_store.h"
 #include "service/channel_table.h"
 #include "service/executor.h"
 #include "service/metrics.h"
@@ -26,6 +27,7 @@ struct ServiceParts {
   const ServerOptions* options = nullptr;
   TieredStore* store = nullptr;
   ModelRegistry* models = nullptr;
+  CalibrationStore* calibrations = nullptr;
   PlanBook* plans = nullptr;
   Executor* workers = nullptr;  // planes: encode, decode, read
   Executor* control =

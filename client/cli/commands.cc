@@ -93,8 +93,8 @@ absl::Span<const Command> ShellCommands() { return kShellCommands; }
 std::vector<const Command*> AllCommands() {
   std::vector<const Command*> commands;
   for (absl::Span<const Command> group :
-       {TransferCommands(), InspectCommands(), TopCommands(), JudgeCommands(), PlanCommands(),
-        RecommendCommands(), BenchCommands(), MachineCommands(), ShellCommands()}) {
+       {TransferCommands(), InspectCommands(), TopCommands(), JudgeCommands(), CalibrateCommands(),
+        PlanCommands(), RecommendCommands(), BenchCommands(), MachineCommands(), ShellCommands()}) {
     for (const Command& command : group) commands.push_back(&command);
   }
   return commands;

@@ -27,6 +27,7 @@ absl::Span<const Command> TransferCommands();   // put, get, key, delete
 absl::Span<const Command> InspectCommands();    // ls, stat, verify, ping
 absl::Span<const Command> TopCommands();        // top
 absl::Span<const Command> JudgeCommands();      // eval
+absl::Span<const Command> CalibrateCommands();  // calibrate, calibration
 absl::Span<const Command> PlanCommands();       // plan
 absl::Span<const Command> RecommendCommands();  // recommend
 absl::Span<const Command> BenchCommands();      // bench

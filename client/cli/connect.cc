@@ -80,6 +80,29 @@ absl::StatusOr<KeyContext> ReadContext(const Args& args, const ModelSpec& spec) 
   return context;
 }
 
+absl::StatusOr<Digest> FindCalibration(absl::Span<const ListedCalibration> list,
+                                       const std::string& prefix) {
+  Digest found;
+  int num_found = 0;
+  for (const ListedCalibration& listed : list) {
+    if (!listed.id.ToHex().starts_with(prefix)) continue;
+    found = listed.id;
+    ++num_found;
+  }
+  if (num_found == 1) return found;
+  return UsageError(absl::StrCat("calibration \"", prefix, "\": ", num_found, " of ", list.size(),
+                                 " at the service begin so, want one (kvstow calibration ls)"));
+}
+
+absl::StatusOr<Digest> ReadCalibration(const Args& args, const Service& service,
+                                       const Digest& fingerprint) {
+  if (!args.Has("calibration")) return Digest();
+  const absl::StatusOr<std::vector<ListedCalibration>> list =
+      service.admin->ListCalibrations(fingerprint);
+  if (!list.ok()) return service.Explain(list.status());
+  return FindCalibration(*list, args.Text("calibration"));
+}
+
 absl::StatusOr<std::vector<ListedBlock>> FindBlocks(AdminClient& admin, const Digest& fingerprint,
                                                     absl::Span<const BlockKey> keys) {
   const std::unordered_set<BlockKey, BlockKeyHash> wanted(keys.begin(), keys.end());

@@ -54,6 +54,16 @@ inline constexpr Option kLoraOption = {"lora", "HEX",
                                        "digest of the adapter's weights, at most 64 bytes"};
 absl::StatusOr<KeyContext> ReadContext(const Args& args, const ModelSpec& spec);
 
+// --calibration: the id, or the beginning of one, of a bundle that the service keeps for the model.
+// Zero without the option: the model's only one. A usage error where none or several begin so.
+inline constexpr Option kCalibrationOption = {
+    "calibration", "HEX", "for calibrated codecs: which bundle, if the model has several"};
+absl::StatusOr<Digest> ReadCalibration(const Args& args, const Service& service,
+                                       const Digest& fingerprint);
+// The one of `list` whose id begins with `prefix`. Usage errors.
+absl::StatusOr<Digest> FindCalibration(absl::Span<const ListedCalibration> list,
+                                       const std::string& prefix);
+
 // What the service says of these blocks. Blocks that are gone are not in the result. Reads the
 // whole list of the model, at most `kFindPagesMax` pages of 10,000 blocks.
 inline constexpr int kFindPagesMax = 100;

@@ -33,6 +33,7 @@ constexpr Option kEvalOptions[] = {
     {"by-head", "", "print the figures of each layer and KV head, too"},
     {"csv", "FILE", "write them to FILE"},
     {"html", "FILE", "write a page: rate against distortion, and maps of layers and heads"},
+    kCalibrationOption,
     {"rounds", "N", "puts and gets that are timed, of which the median counts", "5"},
     kModelOption,
     kWeightsOption,
@@ -64,6 +65,7 @@ struct EvalPlan {
   std::string tenant_prefix;
   bool put_missing = false;
   int64_t rounds = 0;
+  Digest calibration_id;
 
   int64_t num_tokens() const { return file.num_full_blocks() * file.spec().tokens_per_block; }
   int64_t kv_bytes() const { return file.num_full_blocks() * model.layout->block_bytes(); }
@@ -85,7 +87,8 @@ absl::StatusOr<PutSummary> PutAs(const EvalPlan& plan, const std::string& codec,
                                         .tokens = plan.file.tokens(),
                                         .layers = plan.file.layers(),
                                         .codec = choice,
-                                        .layer_codecs = words.layers});
+                                        .layer_codecs = words.layers,
+                                        .calibration_id = plan.calibration_id});
   if (!put.ok()) return plan.service.Explain(put.status());
   if (put->num_refused > 0) {
     return absl::ResourceExhaustedError(
@@ -325,8 +328,11 @@ absl::Status RunEval(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());
   if (!model.ok()) return service.Explain(model.status());
-  const EvalPlan plan{file,  probe, service, *model, args.Text("tenant-prefix"), args.Has("put"),
-                      rounds};
+  KVSTOW_ASSIGN_OR_RETURN(const Digest calibration_id,
+                          ReadCalibration(args, service, model->fingerprint));
+  const EvalPlan plan{
+      file,   probe,         service, *model, args.Text("tenant-prefix"), args.Has("put"),
+      rounds, calibration_id};
   Table table({"CODEC", "BITS/VALUE", "STORED", "RATIO", "K ERROR", "V ERROR", "ATTN KL",
                "OUT ERROR", "PUT/MEMCPY", "GET/MEMCPY", "BOUNDS"});
   std::vector<Verdict> verdicts;

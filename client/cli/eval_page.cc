@@ -56,7 +56,8 @@ LogRange RangeOf(const Values& values) {
   }
   if (most == 0) return {};
   const double low = std::floor(std::log10(least));
-  return {low, std::max(std::ceil(std::log10(most)), low + 1)};
+  // The sum turns a zero below zero, which would be written so, into a plain one.
+  return {low, std::max(std::ceil(std::log10(most)), low + 1) + 0.0};
 }
 
 // Attention KL over bits per value. A codec without loss stands on the lower edge.

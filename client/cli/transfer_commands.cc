@@ -27,6 +27,7 @@ constexpr Option kPutOptions[] = {
     kLoraOption,
     {"compress-at", "WHERE", "service or worker: where the quantizer runs", "service"},
     {"durable", "", "return when the blocks would survive kill -9 (needs a disk tier)"},
+    kCalibrationOption,
     kModelOption,
     kWeightsOption,
     kRopeOption,
@@ -171,11 +172,13 @@ absl::StatusOr<PutSummary> PutWithProgress(const Service& service, const Model& 
 absl::Status RunPut(const Args& args, Output& output) {
   KVSTOW_ASSIGN_OR_RETURN(const KvFileOverrides overrides, ReadOverrides(args));
   KVSTOW_ASSIGN_OR_RETURN(const KvFile file, KvFile::Open(args.positionals()[0], overrides));
-  KVSTOW_ASSIGN_OR_RETURN(const PutRequest request, ReadPutRequest(args, file));
+  KVSTOW_ASSIGN_OR_RETURN(PutRequest request, ReadPutRequest(args, file));
   KVSTOW_RETURN_IF_ERROR(file.CheckHasBlocks());
   KVSTOW_ASSIGN_OR_RETURN(const Service service, Connect(args));
   const absl::StatusOr<Model> model = service.kv->RegisterModel(file.spec());
   if (!model.ok()) return service.Explain(model.status());
+  KVSTOW_ASSIGN_OR_RETURN(request.calibration_id,
+                          ReadCalibration(args, service, model->fingerprint));
   absl::Duration elapsed;
   KVSTOW_ASSIGN_OR_RETURN(const PutSummary put,
                           PutWithProgress(service, *model, request, elapsed, output));

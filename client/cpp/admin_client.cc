@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/calibration_calls.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/raw_stream.h"
 #include "kernels/core/status_macros.h"
@@ -97,10 +98,18 @@ struct AdminClient::State {
 
   // A control call without the breaker.
   absl::Status Call(const Connection::CallFn& call) const {
-    const absl::Duration timeout = connection->options().control_timeout;
+    return Call(connection->options().control_timeout, call);
+  }
+  absl::Status Call(absl::Duration timeout, const Connection::CallFn& call) const {
     grpc::ClientContext context;
     context.set_deadline(GrpcDeadline(timeout));
     return connection->WithTarget(FromGrpcStatus(call(&context)), timeout);
+  }
+  // Calls that may carry many bytes.
+  Caller Bulk() const {
+    return [this](const Connection::CallFn& call) {
+      return Call(connection->options().data_timeout, call);
+    };
   }
 };
 
@@ -207,6 +216,23 @@ absl::StatusOr<std::vector<ServicePath>> AdminClient::ListPaths() {
     paths.push_back({info.path(), info.address(), info.unavailable()});
   }
   return paths;
+}
+
+absl::StatusOr<ListedCalibration> AdminClient::PutCalibration(std::string_view bundle) {
+  return SendBundle(state_->connection->calibrations(), bundle, state_->Bulk());
+}
+
+absl::StatusOr<std::vector<ListedCalibration>> AdminClient::ListCalibrations(
+    const Digest& fingerprint) {
+  return ListBundles(state_->connection->calibrations(), fingerprint, state_->Bulk());
+}
+
+absl::StatusOr<std::string> AdminClient::GetCalibration(const Digest& id) {
+  return FetchBundle(state_->connection->calibrations(), id, state_->Bulk());
+}
+
+absl::Status AdminClient::DeleteCalibration(const Digest& id) {
+  return DeleteBundle(state_->connection->calibrations(), id, state_->Bulk());
 }
 
 absl::StatusOr<VerifySummary> AdminClient::Verify(absl::Span<const BlockKey> keys,

@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -108,6 +109,15 @@ struct ListOptions {
   Digest fingerprint;      // only this model's; zero for all
 };
 
+// As CalibrationInfo of calibrations.proto.
+struct ListedCalibration {
+  Digest id;
+  Digest fingerprint;  // of its model
+  Digest source;       // SHA-256 of the samples
+  uint32_t num_rotations = 0;
+  uint64_t bundle_bytes = 0;
+};
+
 // Called for each message of a Verify: `bad_keys` are those found since the last call.
 using VerifyProgressFn = std::function<void(uint64_t num_checked, uint64_t num_total,
                                             absl::Span<const BlockKey> bad_keys)>;
@@ -142,6 +152,13 @@ class AdminClient {
   absl::Status DerivePlan(const Digest& fingerprint);
   // Paths past gRPC, best first.
   absl::StatusOr<std::vector<ServicePath>> ListPaths();
+
+  // Calibrations: upload (its model must be registered), all or those of one model, the bytes of
+  // one, forget one (its blocks become misses).
+  absl::StatusOr<ListedCalibration> PutCalibration(std::string_view bundle);
+  absl::StatusOr<std::vector<ListedCalibration>> ListCalibrations(const Digest& fingerprint);
+  absl::StatusOr<std::string> GetCalibration(const Digest& id);
+  absl::Status DeleteCalibration(const Digest& id);
 
   // Has the service read and check records: those of `keys`, or all when empty. `progress` may be
   // empty; it runs on the calling thread. kDeadlineExceeded when the service reports nothing for

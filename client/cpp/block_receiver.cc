@@ -10,11 +10,11 @@
 #include "proto/convert.h"
 
 namespace kvstow {
-// Codecs are smaller than the rows or a few bytes larger.
+// Codecs are smaller than the rows or a few bytes larger; those with a calibration are smaller.
 int64_t MaxBlockBytes(const BlockLayout& layout) {
   int64_t bytes = 0;
   for (const PlaneInfo& plane : layout.planes()) {
-    const PlaneShape shape = ShapeOf(layout, plane);
+    const PlaneShape shape = CalibratedShape(layout, plane, nullptr);
     int64_t largest = plane.row_bytes;
     for (const Codec& codec : AllCodecs()) {
       if (codec.accepts(shape)) largest = std::max(largest, codec.plane_bytes(shape));
@@ -24,9 +24,10 @@ int64_t MaxBlockBytes(const BlockLayout& layout) {
   return bytes;
 }
 
-BlockReceiver::BlockReceiver(const Model& model, absl::Span<const BlockKey> keys,
-                             size_t first_block)
+BlockReceiver::BlockReceiver(const Model& model, CalibrationCache& calibrations,
+                             absl::Span<const BlockKey> keys, size_t first_block)
     : model_(model),
+      calibrations_(calibrations),
       keys_(keys),
       first_block_(static_cast<int64_t>(first_block)),
       statuses_(keys.size()),
@@ -64,7 +65,14 @@ absl::StatusOr<const ReceivedBlock*> BlockReceiver::OnFrame(const GetFrameHeader
     return nullptr;
   }
   absl::Status status;
-  if (progress_ == Progress::kNone) status = CheckFirstFrame(header);
+  if (progress_ == Progress::kNone) {
+    status = CheckFirstFrame(header);
+    const absl::Status found = status.ok() ? FindCalibration(header) : absl::OkStatus();
+    if (!found.ok()) {  // the block may be sound, but nobody here can read it: a miss
+      End(found.code(), std::string(found.message()));
+      return nullptr;
+    }
+  }
   if (status.ok()) status = TakeUnits(header, payload);
   if (!status.ok()) {
     EndCorrupt(std::string(status.message()));
@@ -87,6 +95,7 @@ void BlockReceiver::StartBlock(int64_t block_idx) {
   used_bytes_ = 0;
   block_.block_idx = static_cast<int32_t>(first_block_ + block_idx_);
   block_.units.clear();
+  block_.calibration.reset();
   payloads_.clear();
 }
 
@@ -109,11 +118,19 @@ absl::Status BlockReceiver::CheckFirstFrame(const GetFrameHeader& header) const 
   return absl::OkStatus();
 }
 
+absl::Status BlockReceiver::FindCalibration(const GetFrameHeader& header) {
+  if (header.calibration_id.empty()) return absl::OkStatus();
+  KVSTOW_ASSIGN_OR_RETURN(const Digest id,
+                          Digest::FromBytes(header.calibration_id, "calibration_id"));
+  KVSTOW_ASSIGN_OR_RETURN(block_.calibration, calibrations_.Find(model_, id));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CodecId> BlockReceiver::CheckUnit(int32_t plane_idx, uint32_t codec,
                                                  uint32_t unit_bytes) const {
   KVSTOW_ASSIGN_OR_RETURN(const CodecId id, CodecIdFromWire(codec));
   const PlaneInfo& plane = model_.layout->plane(plane_idx);
-  const PlaneShape shape = ShapeOf(*model_.layout, plane);
+  const PlaneShape shape = CalibratedShape(*model_.layout, plane, block_.calibration.get());
   int64_t want_bytes = plane.row_bytes;
   if (id != CodecId::kRaw) {
     const Codec& known = *FindCodec(id);

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "client/cpp/calibration_cache.h"
 #include "client/cpp/kv_client.h"
 #include "proto/frames.h"
 
@@ -30,6 +31,7 @@ struct ReceivedBlock {
   };
   int32_t block_idx = 0;
   std::vector<Unit> units;
+  std::shared_ptr<const Calibration> calibration;  // that the units need; null: none
 };
 
 // Bytes of a block's units at most, each aligned as in a payload.
@@ -39,7 +41,8 @@ class BlockReceiver {
  public:
   // Block i of the frames is block `first_block + i` of what the caller asked for, and is called
   // so.
-  BlockReceiver(const Model& model, absl::Span<const BlockKey> keys, size_t first_block);
+  BlockReceiver(const Model& model, CalibrationCache& calibrations, absl::Span<const BlockKey> keys,
+                size_t first_block);
 
   // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
   // An error is one of the stream: what comes after it has no meaning.
@@ -62,12 +65,15 @@ class BlockReceiver {
 
   void StartBlock(int64_t block_idx);
   absl::Status CheckFirstFrame(const GetFrameHeader& header) const;
+  // May ask the service for it. kNotFound: it has none of that name.
+  absl::Status FindCalibration(const GetFrameHeader& header);
   absl::Status TakeUnits(const GetFrameHeader& header, const FramePayload& frame);
   absl::StatusOr<CodecId> CheckUnit(int32_t plane_idx, uint32_t codec, uint32_t unit_bytes) const;
   void End(absl::StatusCode code, const std::string& why);
   void EndCorrupt(const std::string& why);
 
   const Model& model_;
+  CalibrationCache& calibrations_;
   const absl::Span<const BlockKey> keys_;
   const int64_t first_block_;
   std::vector<absl::Status> statuses_;

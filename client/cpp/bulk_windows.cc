@@ -72,20 +72,25 @@ void BulkArea::Abandon() {
   open_->freed.SignalAll();
 }
 
-std::optional<BulkArea> BulkWindows::Take(int64_t bytes) {
+std::optional<BulkArea> BulkWindows::Take(int64_t bytes, absl::Time deadline) {
   // Whole pages, so that areas share none.
   const int64_t area_bytes =
       (std::max(bytes, kBulkCallBytes) + kPageBytes - 1) / kPageBytes * kPageBytes;
   if (area_bytes > connection_->options().window_bytes / kNumAreas) return std::nullopt;
-  const std::shared_ptr<BulkArea::Open> open = Current(area_bytes);
+  const std::shared_ptr<BulkArea::Open> open = Current(area_bytes, deadline);
   if (open == nullptr) return std::nullopt;
   const int area_idx = open->TakeFree(kPatience);
   if (area_idx < 0) return std::nullopt;
   return BulkArea(open, area_idx);
 }
 
+absl::Duration BulkWindows::Timeout(absl::Time deadline) const {
+  return std::clamp(deadline - connection_->clock().Now(), absl::ZeroDuration(),
+                    connection_->options().control_timeout);
+}
+
 // One thread opens at a time; the others go by gRPC meanwhile.
-std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes) {
+std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes, absl::Time deadline) {
   {
     MutexLock lock(&mutex_);
     const bool is_usable = open_ != nullptr && open_->IsUsable();
@@ -97,7 +102,7 @@ std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes) {
     if (!is_usable) open_.reset();
     is_opening_ = true;
   }
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened = OpenOne(area_bytes);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened = OpenOne(area_bytes, deadline);
   MutexLock lock(&mutex_);
   is_opening_ = false;
   failed_area_bytes_ = opened.ok() ? 0 : area_bytes;
@@ -111,13 +116,14 @@ std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes) {
 
 absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind path,
                                                                       const std::string& address,
-                                                                      int64_t area_bytes) {
+                                                                      int64_t area_bytes,
+                                                                      absl::Time deadline) {
   const KvClientOptions& options = connection_->options();
   auto open = std::make_shared<BulkArea::Open>();
   if (path == PathKind::kShm) {
     KVSTOW_ASSIGN_OR_RETURN(open->window, OpenShmWindow({.socket_path = address,
                                                          .bytes = kNumAreas * area_bytes,
-                                                         .timeout = options.control_timeout}));
+                                                         .timeout = Timeout(deadline)}));
   } else {
     std::string ip = options.ucx_ip;
     if (ip.empty()) {
@@ -132,21 +138,20 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
   offer->set_path(std::string(PathName(path)));
   offer->set_ticket(open->window->ticket());
   v1::OpenChannelResponse response;
-  KVSTOW_RETURN_IF_ERROR(
-      connection_->Call(options.control_timeout, [&](grpc::ClientContext* context) {
-        return connection_->channels().OpenChannel(context, request, &response);
-      }));
+  KVSTOW_RETURN_IF_ERROR(connection_->Call(Timeout(deadline), [&](grpc::ClientContext* context) {
+    return connection_->channels().OpenChannel(context, request, &response);
+  }));
   open->channel = response.channel();
   open->area_bytes = area_bytes;
   return open;
 }
 
-absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(int64_t area_bytes) {
+absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(int64_t area_bytes,
+                                                                     absl::Time deadline) {
   v1::ListPathsResponse response;
-  KVSTOW_RETURN_IF_ERROR(
-      connection_->Call(connection_->options().control_timeout, [&](grpc::ClientContext* context) {
-        return connection_->channels().ListPaths(context, v1::ListPathsRequest(), &response);
-      }));
+  KVSTOW_RETURN_IF_ERROR(connection_->Call(Timeout(deadline), [&](grpc::ClientContext* context) {
+    return connection_->channels().ListPaths(context, v1::ListPathsRequest(), &response);
+  }));
   std::string why_not;
   for (const PathKind path : connection_->options().paths) {
     absl::Status status = absl::FailedPreconditionError("the service does not know it");
@@ -155,7 +160,7 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(int64_t are
       status = absl::FailedPreconditionError(info.unavailable());
       if (!info.unavailable().empty()) break;
       absl::StatusOr<std::shared_ptr<BulkArea::Open>> open =
-          OpenPath(path, info.address(), area_bytes);
+          OpenPath(path, info.address(), area_bytes, deadline);
       if (open.ok()) return open;
       status = open.status();
     }

@@ -2,7 +2,9 @@
 // cut into areas. A transfer takes an area, says in its frames where the bytes are, and gives the
 // area back. Private to the client library.
 //
-//   if (std::optional<BulkArea> area = windows.Take()) { ... area->memory(), area->channel() ... }
+//   if (std::optional<BulkArea> area = windows.Take(bytes, deadline)) {
+//     ... area->memory(), area->channel() ...
+//   }
 //   else { ... the bytes go in the messages ... }
 //
 // Opens lazily, and again a few seconds after something failed: never an error, at most a detour.
@@ -68,19 +70,22 @@ class BulkWindows {
 
   // An area of at least `bytes`; waits for one at most kPatience. Nothing: all areas stay taken,
   // there is no path, or the window would be larger than KvClientOptions::window_bytes. May open a
-  // window first, which takes a control call or two; it is as large as it must be, and a larger one
-  // replaces it when one is needed.
-  std::optional<BulkArea> Take(int64_t bytes);
+  // window first, which takes a control call or two, none of them beyond `deadline` (by the
+  // connection's clock); it is as large as it must be, and a larger one replaces it when one is
+  // needed.
+  std::optional<BulkArea> Take(int64_t bytes, absl::Time deadline);
   // Which path the last transfers took, and why not a better one; for people.
   std::string Explain() const;
 
  private:
   // The first of the paths that can be had, or why the last one cannot.
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne(int64_t area_bytes);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne(int64_t area_bytes, absl::Time deadline);
   absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path,
                                                            const std::string& address,
-                                                           int64_t area_bytes);
-  std::shared_ptr<BulkArea::Open> Current(int64_t area_bytes);
+                                                           int64_t area_bytes, absl::Time deadline);
+  std::shared_ptr<BulkArea::Open> Current(int64_t area_bytes, absl::Time deadline);
+  // Of the next control call.
+  absl::Duration Timeout(absl::Time deadline) const;
 
   Connection* const connection_;
   mutable Mutex mutex_;

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/cpp/bulk_windows.h"
+#include "client/cpp/calibration_cache.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/kv_client.h"
 
@@ -15,6 +16,7 @@ namespace kvstow {
 struct ClientState {
   std::unique_ptr<Connection> connection;
   std::unique_ptr<BulkWindows> windows;
+  std::unique_ptr<CalibrationCache> calibrations;
   std::atomic<int64_t> corrupt_blocks{0};
 };
 
@@ -29,13 +31,6 @@ absl::Status CheckRows(const BlockLayout& layout, int32_t first_layer,
 // The view that holds a plane.
 inline const RowsView& RowsOf(const PlaneInfo& plane, const LayerRows& rows) {
   return plane.role == Role::kKey ? rows.k : rows.v;
-}
-
-inline PlaneShape ShapeOf(const BlockLayout& layout, const PlaneInfo& plane) {
-  return {.num_tokens = layout.tokens_per_block(),
-          .dim = plane.dim,
-          .role = plane.role,
-          .dtype = layout.dtype()};
 }
 
 }  // namespace kvstow

@@ -126,6 +126,7 @@ Connection::Connection(const KvClientOptions& options)
       control_ = v1::Control::NewStub(channel);
       models_ = v1::Models::NewStub(channel);
       channels_ = v1::Channels::NewStub(channel);
+      calibrations_ = v1::Calibrations::NewStub(channel);
     }
     data_stubs_.push_back(std::make_unique<grpc::GenericStub>(std::move(channel)));
   }

@@ -25,6 +25,7 @@
 #include "client/cpp/buffer_pool.h"
 #include "client/cpp/kv_client.h"
 #include "kernels/core/clock.h"
+#include "kvstow/v1/calibrations.grpc.pb.h"
 #include "kvstow/v1/channels.grpc.pb.h"
 #include "kvstow/v1/control.grpc.pb.h"
 #include "kvstow/v1/model.grpc.pb.h"
@@ -43,6 +44,7 @@ class Connection {
   v1::Control::Stub& control() { return *control_; }
   v1::Models::Stub& models() { return *models_; }
   v1::Channels::Stub& channels() { return *channels_; }
+  v1::Calibrations::Stub& calibrations() { return *calibrations_; }
   // Of the next channel in turn.
   grpc::GenericStub& NextDataStub();
 
@@ -68,6 +70,7 @@ class Connection {
   std::unique_ptr<v1::Control::Stub> control_;
   std::unique_ptr<v1::Models::Stub> models_;
   std::unique_ptr<v1::Channels::Stub> channels_;
+  std::unique_ptr<v1::Calibrations::Stub> calibrations_;
   std::vector<std::unique_ptr<grpc::GenericStub>> data_stubs_;
   std::atomic<uint32_t> next_data_stub_{0};
 };

@@ -146,7 +146,8 @@ absl::Status StreamFetcher::Call(const KeyRange& range, const BulkArea* area,
 
 StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
   const auto block_bytes = static_cast<size_t>(MaxBlockBytes(*model_.layout));
-  std::optional<BulkArea> area = client_.windows->Take(static_cast<int64_t>(block_bytes));
+  std::optional<BulkArea> area =
+      client_.windows->Take(static_cast<int64_t>(block_bytes), deadline_);
   StreamResult result;
   while (!range.keys.empty() && result.status.ok()) {
     size_t count = range.keys.size();
@@ -155,7 +156,8 @@ StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
       count = std::min(count, std::max<size_t>(1, bytes / block_bytes));
     }
     const KeyRange some{range.keys.subspan(0, count), range.first_block, range.all};
-    auto receiver = std::make_unique<BlockReceiver>(model_, some.keys, some.first_block);
+    auto receiver =
+        std::make_unique<BlockReceiver>(model_, *client_.calibrations, some.keys, some.first_block);
     result.status = Call(some, area.has_value() ? &*area : nullptr, on_block, *receiver);
     if (!result.status.ok() && area.has_value()) {
       area->Abandon();
@@ -169,7 +171,8 @@ StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
     range = {range.keys.subspan(count), range.first_block + count, range.all};
   }
   if (!range.keys.empty()) {  // never asked for: they end as the last call did
-    auto rest = std::make_unique<BlockReceiver>(model_, range.keys, range.first_block);
+    auto rest = std::make_unique<BlockReceiver>(model_, *client_.calibrations, range.keys,
+                                                range.first_block);
     rest->OnEnd(result.status);
     result.receivers.push_back(std::move(rest));
   }
@@ -244,7 +247,8 @@ class RowsWriter {
       const std::byte* rows = unit.bytes.data();
       if (unit.codec != CodecId::kRaw) {
         scratch_.resize(std::max<size_t>(scratch_.size(), plane.row_bytes));
-        BestBackend(*FindCodec(unit.codec)).decode(ShapeOf(layout_, plane), rows, scratch_.data());
+        const PlaneShape shape = CalibratedShape(layout_, plane, block.calibration.get());
+        BestBackend(*FindCodec(unit.codec)).decode(shape, rows, scratch_.data());
         rows = scratch_.data();
       }
       ScatterPlane(layout_, i, rows, first_token, RowsOf(plane, layers_[plane.layer_idx]));
@@ -289,6 +293,7 @@ absl::StatusOr<std::vector<EncodedBlock>> KvClient::GetEncoded(const Model& mode
   KVSTOW_RETURN_IF_ERROR(CheckNumKeys(static_cast<int64_t>(keys.size()), "keys", 1));
   std::vector<EncodedBlock> blocks(keys.size());
   const auto take = [&](const ReceivedBlock& block) {
+    blocks[block.block_idx].calibration = block.calibration;
     for (const ReceivedBlock::Unit& unit : block.units) {
       blocks[block.block_idx].units.push_back(
           {.codec = unit.codec, .bytes = {unit.bytes.begin(), unit.bytes.end()}});

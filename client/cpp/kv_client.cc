@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<KvClient>> KvClient::Create(const KvClientOptions
   auto state = std::make_shared<ClientState>();
   KVSTOW_ASSIGN_OR_RETURN(state->connection, Connection::Create(options));
   state->windows = std::make_unique<BulkWindows>(state->connection.get());
+  state->calibrations = std::make_unique<CalibrationCache>(state->connection.get());
   return std::unique_ptr<KvClient>(new KvClient(std::move(state)));
 }
 

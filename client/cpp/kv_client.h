@@ -2,10 +2,8 @@
 //
 //   KVSTOW_ASSIGN_OR_RETURN(auto client, KvClient::Create({.target = "unix:/run/kvstow.sock"}));
 //   KVSTOW_ASSIGN_OR_RETURN(Model model, client->RegisterModel(spec));
-//   KVSTOW_ASSIGN_OR_RETURN(PutSummary put, client->Put(model, {.context = context, .tokens =
-//   tokens,
-//                                                               .layers = layers, .codec =
-//                                                               codec}));
+//   KVSTOW_ASSIGN_OR_RETURN(PutSummary put, client->Put(model, {.context = context,
+//                               .tokens = tokens, .layers = layers, .codec = codec}));
 //   KVSTOW_ASSIGN_OR_RETURN(GetSummary got, client->Get(model, keys, layers));
 //   // got.num_leading blocks are in `layers`; the engine computes the rest.
 //
@@ -28,6 +26,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/breaker.h"
 #include "client/cpp/conversation.h"
+#include "kernels/codec/calibration.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/codec_plan.h"
 #include "kernels/core/block_key.h"
@@ -92,6 +91,7 @@ struct PutRequest {
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;  // return when the blocks would survive kill -9
   Conversation conversation;
+  Digest calibration_id;  // for codecs that need one; zero: the model's only one
   // For Put: called on the calling thread after each batch of blocks. May be empty.
   std::function<void(int64_t num_done, int64_t num_blocks)> progress;
 };
@@ -127,6 +127,7 @@ struct EncodedUnit {
 struct EncodedBlock {
   absl::Status status;
   std::vector<EncodedUnit> units;
+  std::shared_ptr<const Calibration> calibration;  // that they need; null: none
 };
 
 struct ClientState;  // private to the library

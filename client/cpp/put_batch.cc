@@ -58,6 +58,9 @@ absl::Status PutBatch::ReserveSome(absl::Span<const int32_t> block_idxs, absl::T
   request.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
   request.set_form(plan_.compress_at == CompressAt::kWorker ? v1::FORM_ENCODED : v1::FORM_ROWS);
   *request.mutable_hints() = HintsToProto(plan_.conversation);
+  if (!plan_.calibration_id.is_zero()) {
+    request.set_calibration_id(std::string(plan_.calibration_id.AsStringView()));
+  }
   int32_t previous = -1;
   for (const int32_t block_idx : block_idxs) {
     v1::ReserveBlock* block = request.add_blocks();
@@ -185,7 +188,7 @@ PutBatch::StreamResult PutBatch::SendStream(absl::Span<const PutFramePlan> frame
 PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> frames,
                                                const RowsOfLayers& rows,
                                                absl::Time deadline) const {
-  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes);
+  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes, deadline);
   StreamResult result;
   while (!frames.empty() && result.status.ok()) {
     size_t count = area.has_value() ? 0 : frames.size();

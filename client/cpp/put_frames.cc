@@ -18,7 +18,7 @@ constexpr int64_t kMaxPayloadBytes = kMaxFrameBytes - kMaxFrameHeaderBytes;
 
 int64_t PlannedBytes(const PutPlan& plan, const PutTicket& ticket, const PlaneInfo& plane) {
   if (plan.compress_at == CompressAt::kService) return plane.row_bytes;
-  const PlaneShape shape = ShapeOf(*plan.model.layout, plane);
+  const PlaneShape shape = plan.ShapeOf(plane);
   const CodecId codec =
       EffectiveCodec(ticket.CodecsOf(plan, plane.layer_idx).of(plane.role), shape);
   return FindCodec(codec)->plane_bytes(shape);
@@ -73,7 +73,7 @@ PutFrameMaker::Unit PutFrameMaker::WriteUnit(const PutTicket& ticket, int32_t pl
   const BlockLayout& layout = *plan_.model.layout;
   const PlaneInfo& plane = layout.plane(plane_idx);
   const RowsView& rows = RowsOf(plane, rows_.rows[plane.layer_idx - rows_.first_layer]);
-  const PlaneShape shape = ShapeOf(layout, plane);
+  const PlaneShape shape = plan_.ShapeOf(plane);
   const int64_t first_token = int64_t{ticket.block_idx} * layout.tokens_per_block();
   CodecId codec = CodecId::kRaw;
   if (plan_.compress_at == CompressAt::kWorker) {

@@ -29,7 +29,13 @@ struct PutPlan {
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;
   Conversation conversation;
+  Digest calibration_id;  // zero: none, or the model's only one
+  // Encodes here; null where the service does or no codec needs one.
+  std::shared_ptr<const Calibration> calibration;
 
+  PlaneShape ShapeOf(const PlaneInfo& plane) const {
+    return CalibratedShape(*model.layout, plane, calibration.get());
+  }
   // As Reserve takes it.
   std::string CodecName(int32_t block_idx) const {
     const CodecPair pair = CodecsOf(block_idx);

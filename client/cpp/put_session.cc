@@ -53,14 +53,22 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
   KVSTOW_RETURN_IF_ERROR(request.layer_codecs.CheckFits(*model.layout));
   KeyContext context = request.context;
   context.fingerprint = model.fingerprint;
-  return PutPlan{.client = client,
-                 .model = model,
-                 .keys = ChainKeys(context, request.tokens, tokens_per_block),
-                 .codec = request.codec,
-                 .layers = request.layer_codecs,
-                 .compress_at = request.compress_at,
-                 .durable = request.durable,
-                 .conversation = request.conversation};
+  PutPlan plan{.client = client,
+               .model = model,
+               .keys = ChainKeys(context, request.tokens, tokens_per_block),
+               .codec = request.codec,
+               .layers = request.layer_codecs,
+               .compress_at = request.compress_at,
+               .durable = request.durable,
+               .conversation = request.conversation};
+  if (!NeedsCalibration(request.codec.pair)) return plan;
+  plan.calibration_id = request.calibration_id;
+  if (request.compress_at == CompressAt::kWorker) {
+    KVSTOW_ASSIGN_OR_RETURN(plan.calibration,
+                            client->calibrations->Choose(model, request.calibration_id));
+    plan.calibration_id = plan.calibration->id();
+  }
+  return plan;
 }
 
 // The blocks of a request, of `num_blocks` in the prompt.

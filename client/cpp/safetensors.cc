@@ -267,6 +267,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string name,
   KVSTOW_ASSIGN_OR_RETURN(const Json header, ParseHeader(name, text));
   SafetensorsFile file;
   file.path_ = std::move(name);
+  file.file_ = bytes;
   file.data_ = bytes.subspan(kLengthBytes + header_bytes);
   const int64_t data_bytes = static_cast<int64_t>(file.data_.size());
   for (const auto& [key, value] : header.items()) {

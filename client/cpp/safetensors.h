@@ -86,6 +86,7 @@ class SafetensorsFile {
   absl::StatusOr<const Tensor*> Expect(std::string_view name, TensorType type,
                                        const std::vector<int64_t>& shape) const;
 
+  absl::Span<const std::byte> file_bytes() const { return file_; }  // all, header too
   absl::Span<const std::byte> bytes(const Tensor& tensor) const {
     return data_.subspan(tensor.offset, tensor.num_bytes);
   }
@@ -95,6 +96,7 @@ class SafetensorsFile {
 
   std::string path_;
   std::shared_ptr<const void> mapping_;  // unmaps at the last copy's end; null when borrowed
+  absl::Span<const std::byte> file_;     // whole
   absl::Span<const std::byte> data_;     // after the header
   std::vector<Tensor> tensors_;
   std::vector<int32_t> by_name_;  // indexes of tensors_, sorted by name

@@ -49,15 +49,19 @@ absl::Status BadBundle(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("calibration: ", ToAbsl(what)));
 }
 
+absl::Status CheckBeginning(std::string_view bytes) {
+  if (bytes.size() >= kHeaderBytes + kHashBytes && bytes.starts_with(kMagic)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat("calibration: ", bytes.size(),
+                                          " bytes that do not begin like a bundle, want at least ",
+                                          kHeaderBytes + kHashBytes));
+}
+
 // Size, hash, version and model: what can be said before the table is read.
 absl::Status CheckEnvelope(std::string_view bytes, const Digest& fingerprint) {
+  KVSTOW_RETURN_IF_ERROR(CheckBeginning(bytes));
   const auto size = static_cast<int64_t>(bytes.size());
-  if (size < kHeaderBytes + kHashBytes || bytes.substr(0, kMagic.size()) != kMagic) {
-    return absl::DataLossError(absl::StrCat("calibration: ", size,
-                                            " bytes that do not begin like a bundle, want at "
-                                            "least ",
-                                            kHeaderBytes + kHashBytes));
-  }
   if (const auto version = ReadAt<uint32_t>(bytes, 8); version != kVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("calibration: version ", version, ", this build reads ", kVersion));
@@ -175,6 +179,11 @@ absl::StatusOr<Calibration> Calibration::Parse(std::string_view bytes, const Dig
   return calibration;
 }
 
+absl::StatusOr<Digest> Calibration::ModelOf(std::string_view bytes) {
+  KVSTOW_RETURN_IF_ERROR(CheckBeginning(bytes));
+  return DigestAt(bytes, 32);
+}
+
 std::string Calibration::Serialize() const {
   const auto count = static_cast<int64_t>(entries_.size());
   int64_t end = kHeaderBytes + count * kEntryBytes;
@@ -227,6 +236,19 @@ absl::Status Calibration::CheckCovers(const BlockLayout& layout) const {
         ", want one of dim ", plane.dim));
   }
   return absl::OkStatus();
+}
+
+PlaneShape CalibratedShape(const BlockLayout& layout, const PlaneInfo& plane,
+                           const Calibration* calibration) {
+  PlaneShape shape{.num_tokens = layout.tokens_per_block(),
+                   .dim = plane.dim,
+                   .role = plane.role,
+                   .dtype = layout.dtype()};
+  if (calibration != nullptr) {
+    shape.rotation = calibration->Find(
+        {.layer_idx = plane.layer_idx, .role = plane.role, .head_idx = plane.head_idx});
+  }
+  return shape;
 }
 
 }  // namespace kvstow

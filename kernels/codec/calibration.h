@@ -31,6 +31,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/codec/codec.h"
 #include "kernels/codec/rotation.h"
 #include "kernels/core/block_layout.h"
 #include "kernels/core/digest.h"
@@ -73,6 +74,9 @@ class Calibration {
   // nullptr where there is none: the plane stays raw.
   const Rotation* Find(const RotationPlace& place) const;
 
+  // The model that a bundle says it is of; nothing else of it is checked. kDataLoss.
+  static absl::StatusOr<Digest> ModelOf(std::string_view bytes);
+
   // kFailedPrecondition names the first plane of `layout` without a rotation of its dim.
   absl::Status CheckCovers(const BlockLayout& layout) const;
 
@@ -84,5 +88,9 @@ class Calibration {
   Digest source_;
   std::vector<Entry> entries_;  // ascending
 };
+
+// The shape of a plane with its rotation, which `calibration`'s life bounds. Null: without one.
+PlaneShape CalibratedShape(const BlockLayout& layout, const PlaneInfo& plane,
+                           const Calibration* calibration);
 
 }  // namespace kvstow

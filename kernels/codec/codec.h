@@ -130,6 +130,9 @@ absl::StatusOr<CodecChoice> ParseCodecChoice(std::string_view text);
 // "tq4" when both roles agree, else "k=tqm4,v=tq4".
 std::string CodecPairName(const CodecPair& pair);
 
+// True where one of the two needs a calibration.
+bool NeedsCalibration(const CodecPair& pair);
+
 // The codec that stores a plane of `shape` when `wanted` is asked for: `wanted`, or kRaw where it
 // does not accept the shape (already quantized dtypes, MLA values, odd dims).
 CodecId EffectiveCodec(CodecId wanted, const PlaneShape& shape);

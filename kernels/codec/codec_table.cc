@@ -321,6 +321,14 @@ std::string CodecPairName(const CodecPair& pair) {
   return absl::StrCat("k=", NameOf(pair.k), ",v=", NameOf(pair.v));
 }
 
+bool NeedsCalibration(const CodecPair& pair) {
+  const auto needs = [](CodecId id) {
+    const Codec* codec = FindCodec(id);
+    return codec != nullptr && codec->needs_rotation;
+  };
+  return needs(pair.k) || needs(pair.v);
+}
+
 CodecId EffectiveCodec(CodecId wanted, const PlaneShape& shape) {
   const Codec* codec = FindCodec(wanted);
   return codec != nullptr && codec->accepts(shape) ? wanted : CodecId::kRaw;

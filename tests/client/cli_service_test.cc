@@ -229,10 +229,10 @@ TEST_F(CliService, VerifyNamesABadRecordOnDiskOnce) {
 
 TEST_F(CliService, EvalKeepsItsBoundsAndSeesAWrongCodec) {
   const std::string probe = std::string("--probe=") + kProbe;
-  const Result kept = Kvstow({"eval", kFixture, probe, "--codecs=raw,int8,safe", "--put", "--check",
-                              "--rounds=1", "--json"});
+  const Result kept = Kvstow({"eval", kFixture, probe, "--codecs=raw,int8,safe,tiny", "--put",
+                              "--check", "--rounds=1", "--json"});
   EXPECT_EQ(kept.status, 0) << kept.err;
-  ASSERT_EQ(kept.lines().size(), 3u);
+  ASSERT_EQ(kept.lines().size(), 4u);
   const Json raw = kept.lines()[0];
   EXPECT_EQ(raw["different_bytes"], 0);
   EXPECT_EQ(raw["bits_per_value"], 16.0);
@@ -251,7 +251,7 @@ TEST_F(CliService, EvalKeepsItsBoundsAndSeesAWrongCodec) {
   EXPECT_THAT(csv_text, HasSubstr("\n\"safe\",29,2,"));
   EXPECT_TRUE(std::ifstream(page).good());
   // Throwaway tenants are gone again.
-  EXPECT_EQ(Kvstow({"stat", "--json"}).lines()[0]["blocks"], 12);
+  EXPECT_EQ(Kvstow({"stat", "--json"}).lines()[0]["blocks"], 16);
   // A tenant named raw whose blocks are not.
   ASSERT_EQ(Kvstow({"put", kFixture, "--codec=int8", "--tenant=wrong-raw"}).status, 0);
   const Result broken = Kvstow(

@@ -101,6 +101,7 @@ TEST(Cli, EveryCallWithoutAServiceFailsWithTheCommandThatHelps) {
        std::vector<std::vector<std::string>>{{"put", kFixture, kNobody},
                                              {"get", kFixture, kNobody},
                                              {"delete", kFixture, kNobody},
+                                             {"calibration", "ls", kNobody},
                                              {"ls", kNobody},
                                              {"stat", kNobody},
                                              {"top", "--once", kNobody},

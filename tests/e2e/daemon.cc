@@ -17,6 +17,7 @@ namespace kvstow::testing {
 
 std::string DaemonBinary() { return KVSTOW_DAEMON_BINARY; }
 std::string CliBinary() { return KVSTOW_CLI_BINARY; }
+std::string FaultWorkerBinary() { return KVSTOW_FAULT_WORKER_BINARY; }
 
 std::vector<std::string> DaemonFlags(const TempFolder& folder, const DaemonOptions& options) {
   std::vector<std::string> flags = {"--listen.unix_socket=" + folder.path() + "/kvstow.sock",

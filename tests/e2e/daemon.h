@@ -36,9 +36,10 @@ struct DaemonOptions {
 // <folder>/nvme.
 std::vector<std::string> DaemonFlags(const TempFolder& folder, const DaemonOptions& options);
 
-// Path of the kvstowd and kvstow binaries of this build.
+// Paths of the binaries of this build.
 std::string DaemonBinary();
 std::string CliBinary();
+std::string FaultWorkerBinary();
 
 class Daemon {
  public:

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 
 #include "storage/nvme_tier.h"
+#include "tests/e2e/damage.h"
 #include "tests/e2e/store_fixture.h"
 
 namespace kvstow::testing {
@@ -18,40 +18,17 @@ using ::testing::HasSubstr;
 
 class Durability : public RunningDaemon {
  protected:
-  // The files RocksDB keeps record bytes in, largest first.
-  std::vector<fs::path> BlobFiles() const {
-    std::vector<fs::path> files;
-    for (const auto& entry : fs::recursive_directory_iterator(daemon_->nvme_path())) {
-      if (entry.is_regular_file() && entry.path().extension() == ".blob") {
-        files.push_back(entry.path());
-      }
-    }
-    std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) {
-      return fs::file_size(a) > fs::file_size(b);
-    });
-    return files;
-  }
-
-  static void FlipByte(const fs::path& path, uint64_t offset) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(offset));
-    const char was = static_cast<char>(file.get());
-    file.seekp(static_cast<std::streamoff>(offset));
-    file.put(static_cast<char>(was ^ 0x10));
-    ASSERT_TRUE(file.good());
-  }
-
   // Puts 16 blocks, waits until they are on disk, ends the daemon, flips one byte in the middle.
   void PutAndFlip(const KvData& kv) {
     StartDaemon({.dram = "16MiB", .nvme = "256MiB"});
     MustPut(kv, "raw", /*durable=*/true);
     ASSERT_EQ(daemon_->Terminate(), 0);
-    const std::vector<fs::path> files = BlobFiles();
+    const std::vector<fs::path> files = BlobFiles(daemon_->nvme_path());
     ASSERT_FALSE(files.empty()) << "no blob file in " << daemon_->nvme_path();
     // Records lie end to end in the file, so half of it is about where one begins; a third of a
     // record further on there are units.
     const uint64_t record_bytes = fs::file_size(files[0]) / kv.num_blocks();
-    FlipByte(files[0], fs::file_size(files[0]) / 2 + record_bytes / 3);
+    ASSERT_TRUE(FlipByte(files[0], fs::file_size(files[0]) / 2 + record_bytes / 3));
   }
 
   static uint64_t FolderBytes(const std::string& path) {
@@ -159,7 +136,7 @@ TEST_F(Durability, RecordsCutShortOnDiskAreMissesCountedAndRemoved) {
   const KvData kv(model_.spec, 7, 16);
   MustPut(kv, "raw", /*durable=*/true);
   ASSERT_EQ(daemon_->Terminate(), 0);
-  const std::vector<fs::path> files = BlobFiles();
+  const std::vector<fs::path> files = BlobFiles(daemon_->nvme_path());
   ASSERT_FALSE(files.empty());
   fs::resize_file(files[0], fs::file_size(files[0]) / 2);
   Restart();
@@ -184,7 +161,7 @@ TEST_F(Durability, BrokenFolderIsSetAsideAndTheServiceStartsEmpty) {
   int num_flipped = 0;
   for (const auto& entry : fs::recursive_directory_iterator(daemon_->nvme_path())) {
     if (entry.path().filename().string().rfind("MANIFEST", 0) != 0) continue;
-    FlipByte(entry.path(), fs::file_size(entry.path()) / 2);
+    ASSERT_TRUE(FlipByte(entry.path(), fs::file_size(entry.path()) / 2));
     ++num_flipped;
   }
   ASSERT_EQ(num_flipped, 1);

@@ -25,13 +25,12 @@
 
 #include "client/cpp/kv_client.h"
 #include "kvstow/v1/control.grpc.pb.h"
-#include "tests/e2e/kv_data.h"
+#include "tests/e2e/sequences.h"
 #include "tests/testing/rng.h"
 
 namespace kvstow::testing {
 namespace {
 
-constexpr int kBlocksPerSequence = 2;
 constexpr uint64_t kSequencesPerRound = 1000;
 
 volatile std::sig_atomic_t g_stop = 0;
@@ -47,20 +46,6 @@ struct Worker {
   std::string ledger_path;
   uint64_t round = 0;
 };
-
-std::string_view CodecOf(uint64_t sequence) {
-  constexpr std::string_view kCodecs[] = {"raw", "int8", "k=tqm4,v=tq4"};
-  return kCodecs[sequence % 3];
-}
-
-CodecChoice ChoiceOf(uint64_t sequence) { return ParseCodecChoice(CodecOf(sequence)).value(); }
-
-KvData DataOf(uint64_t sequence) { return KvData(SmallModel(), sequence, kBlocksPerSequence); }
-
-std::vector<BlockKey> KeysOf(const Worker& worker, const KvData& data) {
-  return ChainKeys({.fingerprint = worker.model.fingerprint}, data.tokens(),
-                   worker.model.spec.tokens_per_block);
-}
 
 Ledger ReadLedger(const std::string& path) {
   Ledger ledger;
@@ -120,34 +105,24 @@ struct Tally {
   bool daemon_is_gone = false;
 };
 
-void ReadSequence(Worker& worker, uint64_t sequence, Promise promise, Tally& tally) {
-  const KvData data = DataOf(sequence);
-  const KvData want = data.AfterCodec(ChoiceOf(sequence).pair);
-  const KvData got = KvData::Empty(SmallModel(), kBlocksPerSequence);
-  const std::vector<LayerRows> layers = got.layers();
-  const absl::StatusOr<GetSummary> summary =
-      worker.client->Get(worker.model, KeysOf(worker, data), layers);
-  if (!summary.ok()) {
-    tally.daemon_is_gone = true;
-    return;
+void CheckSequence(Worker& worker, uint64_t sequence, Promise promise, Tally& tally) {
+  const SequenceRead read = ReadSequence(*worker.client, worker.model, sequence);
+  tally.num_hits += read.num_hits;
+  tally.num_wrong += read.num_wrong;
+  if (read.num_wrong > 0) {
+    std::printf("WRONG BYTES: sequence %llu, codec %s\n", static_cast<unsigned long long>(sequence),
+                std::string(CodecOf(sequence)).c_str());
   }
+  tally.daemon_is_gone = !read.call.ok();
+  if (tally.daemon_is_gone) return;
   for (int block = 0; block < kBlocksPerSequence; ++block) {
-    if (!summary->blocks[block].ok()) {
-      ++tally.num_misses;
-      if (promise == Promise::kDurable) {
-        ++tally.num_lost;
-        std::printf("LOST: sequence %llu block %d was durable: %s\n",
-                    static_cast<unsigned long long>(sequence), block,
-                    summary->blocks[block].ToString().c_str());
-      }
-    } else if (got.EqualsBlock(want, block)) {
-      ++tally.num_hits;
-    } else {
-      ++tally.num_wrong;
-      std::printf("WRONG BYTES: sequence %llu block %d, codec %s\n",
-                  static_cast<unsigned long long>(sequence), block,
-                  std::string(CodecOf(sequence)).c_str());
-    }
+    if (read.blocks[block].ok()) continue;
+    ++tally.num_misses;
+    if (promise != Promise::kDurable) continue;
+    ++tally.num_lost;
+    std::printf("LOST: sequence %llu block %d was durable: %s\n",
+                static_cast<unsigned long long>(sequence), block,
+                read.blocks[block].ToString().c_str());
   }
 }
 
@@ -160,7 +135,7 @@ int Read(Worker& worker) {
     auto entry = ledger.begin();
     std::advance(entry, static_cast<int64_t>(rng.Below(ledger.size())));
     // While the daemon runs, a block may be anywhere in its life: only wrong bytes are wrong.
-    ReadSequence(worker, entry->first, Promise::kTried, tally);
+    CheckSequence(worker, entry->first, Promise::kTried, tally);
   }
   std::printf("reader: %d hits, %d misses\n", tally.num_hits, tally.num_misses);
   return tally.num_wrong > 0 ? 3 : 0;
@@ -259,7 +234,7 @@ int ForgetOldRounds(Worker& worker, const Ledger& ledger) {
   LedgerWriter writer(worker.ledger_path);
   for (const auto& [sequence, promise] : ledger) {
     if (sequence / kSequencesPerRound + 1 >= worker.round) continue;
-    if (!worker.client->Delete(KeysOf(worker, DataOf(sequence))).ok()) {
+    if (!worker.client->Delete(KeysOf(worker.model, DataOf(sequence))).ok()) {
       std::printf("BROKEN: delete does not answer\n");
       return 3;
     }
@@ -274,7 +249,7 @@ int Check(Worker& worker) {
   Tally tally;
   int num_durable = 0;
   for (const auto& [sequence, promise] : ledger) {
-    ReadSequence(worker, sequence, promise, tally);
+    CheckSequence(worker, sequence, promise, tally);
     num_durable += promise == Promise::kDurable ? 1 : 0;
     if (tally.daemon_is_gone) {
       std::printf("BROKEN: get does not answer\n");

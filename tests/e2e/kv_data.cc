@@ -128,17 +128,14 @@ void KvData::SetBlock(int block_idx, const std::vector<std::byte>& row_form) {
   }
 }
 
-KvData KvData::AfterCodec(const CodecPair& codecs) const {
+KvData KvData::AfterCodec(const CodecPair& codecs, const Calibration* calibration) const {
   KvData out(spec_, num_blocks_);
   out.tokens_ = tokens_;
   std::vector<std::byte> encoded;
   for (int block = 0; block < num_blocks_; ++block) {
     std::vector<std::byte> rows = RowForm(block);
     for (const PlaneInfo& plane : layout_.planes()) {
-      const PlaneShape shape{.num_tokens = spec_.tokens_per_block,
-                             .dim = plane.dim,
-                             .role = plane.role,
-                             .dtype = spec_.kv_dtype};
+      const PlaneShape shape = CalibratedShape(layout_, plane, calibration);
       const Codec& codec = *FindCodec(EffectiveCodec(codecs.of(plane.role), shape));
       const CodecBackend& scalar = codec.host[0];
       encoded.resize(codec.plane_bytes(shape));

@@ -15,6 +15,7 @@
 
 #include "absl/types/span.h"
 #include "client/cpp/kv_client.h"
+#include "kernels/codec/calibration.h"
 #include "kernels/codec/codec.h"
 #include "kernels/core/block_layout.h"
 #include "kernels/core/model_spec.h"
@@ -48,7 +49,7 @@ class KvData {
 
   // What a reader must get after these rows went through `codecs`: each plane encoded and decoded
   // here, by the same definition.
-  KvData AfterCodec(const CodecPair& codecs) const;
+  KvData AfterCodec(const CodecPair& codecs, const Calibration* calibration = nullptr) const;
 
   // Byte equality of the rows of one block; the same after a block of `other` at another place.
   bool EqualsBlock(const KvData& other, int block_idx) const;

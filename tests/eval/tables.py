@@ -7,6 +7,7 @@ tables.py REPORT.json
 import json
 import math
 import pathlib
+import statistics
 import sys
 
 from kvstow.eval import report as reports
@@ -25,30 +26,45 @@ def write_table(path: pathlib.Path, text: str) -> None:
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
+def over_texts(row, figure):
+    """Standard error of a figure's mean over texts: how far another set of texts may be."""
+    values = [figure(part) for part in row["texts"].values()]
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
 def disagreements(rows):
     """Lines for what is further from the measured value than two standard errors of the difference.
-    The texts differ, so KL is compared by its logarithm, and its error taken to be the same there
-    as here: as many tokens were scored."""
+    The texts differ, so the error is the larger of that over tokens and that over texts; of KL by
+    its logarithm. Nothing is known of the measured KL's own error: it is taken to be as large."""
     lines = []
     for row in rows:
         known = MEASURED.get(row["codecs"])
         if known is None:
             continue
-        change, error = row["perplexity_change"], row["perplexity_change_error"]
-        allowed = 2 * math.hypot(error, known["error"] / 100)
-        far = abs(change - known["perplexity_change"] / 100)
-        kl_far = abs(math.log(row["kl"] / known["kl"]))
-        kl_allowed = 2 * math.sqrt(2) * row["kl_error"] / row["kl"]
-        print(
-            f"{row['codecs']:16} perplexity {100 * change:+.2f} % ({100 * error:.2f}), measured "
-            f"{known['perplexity_change']:+.2f} % ({known['error']:.2f}): {far / allowed * 2:.1f} "
-            f"standard errors; KL {row['kl']:.5f}, measured {known['kl']:.5f}: "
-            f"{kl_far / kl_allowed * 2:.1f}"
+        kl_error = max(
+            row["kl_error"] / row["kl"], over_texts(row, lambda part: math.log(part["kl"]))
         )
-        if far > allowed:
-            lines.append(f"{row['codecs']}: perplexity is further than two standard errors")
-        if kl_far > kl_allowed:
-            lines.append(f"{row['codecs']}: KL is further than two standard errors")
+        far = {"KL": abs(math.log(row["kl"] / known["kl"])) / (math.sqrt(2) * kl_error)}
+        print(f"{row['codecs']}: KL {row['kl']:.5f}, measured {known['kl']:.5f}", end="")
+        if "perplexity_change" in known:
+            change = 100 * row["perplexity_change"]
+            error = 100 * max(
+                row["perplexity_change_error"],
+                over_texts(row, lambda part: part["perplexity_change"]),
+            )
+            distance = abs(change - known["perplexity_change"])
+            far["perplexity"] = distance / math.hypot(error, known["error"])
+            print(
+                f"; perplexity {change:+.2f} % ({error:.2f}), measured "
+                f"{known['perplexity_change']:+.2f} % ({known['error']:.2f})",
+                end="",
+            )
+        print("; standard errors apart:", ", ".join(f"{name} {x:.1f}" for name, x in far.items()))
+        lines += [
+            f"{row['codecs']}: {name} is {x:.1f} standard errors away"
+            for name, x in far.items()
+            if x > 2
+        ]
     return lines
 
 

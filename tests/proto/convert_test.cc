@@ -202,9 +202,8 @@ TEST(Convert, CodecsAreTakenAndPresetsAreNot) {
                 "blocks[0].codec: preset \"safe\"" + want);
   ExpectInvalid(CodecPairFromName("tiny", "blocks[0].codec").status(),
                 "blocks[0].codec: preset \"tiny\"" + want);
-  ExpectInvalid(CodecPairFromName("k=tqm4,v=osu2", "blocks[0].codec").status(),
-                "blocks[0].codec: codec \"osu2\", want codecs without a calibration: this build "
-                "stores no bundles");
+  EXPECT_EQ(*CodecPairFromName("k=tqm4,v=osu2", "codec"),
+            (CodecPair{CodecId::kTqm4, CodecId::kOsu2}));
   ExpectInvalid(CodecPairFromName("lossless", "blocks[0].codec").status(),
                 "blocks[0].codec: preset \"lossless\"" + want);
   const absl::Status unknown = CodecPairFromName("tq44", "blocks[7].codec").status();

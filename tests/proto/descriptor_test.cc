@@ -13,6 +13,8 @@
 #include <set>
 #include <string>
 
+#include "kvstow/v1/calibrations.pb.h"
+#include "kvstow/v1/channels.pb.h"
 #include "kvstow/v1/control.pb.h"
 #include "kvstow/v1/data.pb.h"
 #include "kvstow/v1/model.pb.h"
@@ -73,9 +75,11 @@ void AddService(const ServiceDescriptor& service, std::set<std::string>& lines) 
 
 std::set<std::string> CurrentLines() {
   std::set<std::string> lines;
-  for (const FileDescriptor* file : {kvstow::v1::ModelSpec::descriptor()->file(),
-                                     kvstow::v1::LookupRequest::descriptor()->file(),
-                                     kvstow::v1::PutFrame::descriptor()->file()}) {
+  for (const FileDescriptor* file :
+       {kvstow::v1::ModelSpec::descriptor()->file(),
+        kvstow::v1::LookupRequest::descriptor()->file(), kvstow::v1::PutFrame::descriptor()->file(),
+        kvstow::v1::OpenChannelRequest::descriptor()->file(),
+        kvstow::v1::CalibrationInfo::descriptor()->file()}) {
     for (int i = 0; i < file->message_type_count(); ++i) AddMessage(*file->message_type(i), lines);
     for (int i = 0; i < file->enum_type_count(); ++i) AddEnum(*file->enum_type(i), lines);
     for (int i = 0; i < file->service_count(); ++i) AddService(*file->service(i), lines);

@@ -33,10 +33,10 @@ def test_read_back_is_what_a_reader_of_the_store_gets(client):
 
 def test_errors_of_gaussian_rows_are_those_of_theory():
     rows = gaussian(3, (2048, HEADS, DIM))
-    # Lloyd-Max; 5 % for the fitted scales of short rows.
+    # Lloyd-Max for long rows; the fitted scales of short ones take up to a tenth off.
     for name, energy in [("tq4", 0.00951), ("tq3", 0.0345), ("tq2", 0.1175)]:
         error = relative_error(PlaneCodec(name, "k", DIM, dtype="f32").read_back(rows), rows)
-        assert abs(error / energy - 1) < 0.05, (name, error)
+        assert 0.9 < error / energy < 1.01, (name, error)
 
 
 def test_sizes_are_those_of_the_format():

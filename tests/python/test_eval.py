@@ -76,7 +76,7 @@ def test_lossless_is_exactly_zero_and_fewer_bits_cost_more(model):
 
 def test_read_back_changes_the_blocks_between_the_raw_ends_and_no_other(model):
     past = model.prefill(text_of(300).ids)
-    back = read_back(past, Choice.parse("k=tqm2,v=tq2,v1=raw"))
+    back = read_back(past, Choice.parse("k=tqm2,v=tq2,layer1.v=raw"))
     for layer, (pair, exact) in enumerate(zip(back.layers, past.layers)):
         for role, rows, want in zip("kv", pair, exact):
             differs = (rows != want).any(-1)[0]  # [heads, tokens]
@@ -192,7 +192,7 @@ def call(model, tmp_path, monkeypatch):
 
 def test_the_command_writes_a_table_json_and_a_page(call, tmp_path, capsys):
     page = tmp_path / "out.html"
-    choices = ["k=tqm3,v=tq2,k0=tqm4", "lossless"]
+    choices = ["k=tqm3,v=tq2,layer0.k=tqm4", "lossless"]
     assert call("--codecs", *choices, "--html", str(page), "--needles", "1", "--write", "20") == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert [row["codecs"] for row in result["rows"]] == choices
@@ -201,7 +201,7 @@ def test_the_command_writes_a_table_json_and_a_page(call, tmp_path, capsys):
     assert set(first["texts"]) == {"doc0", "doc1"}
     assert second["needles_found"] == result["needles_found_exact"]
     assert second["agreement"] == [20, 20]
-    assert "k=tqm3,v=tq2,k0=tqm4" in capsys.readouterr().out
+    assert "k=tqm3,v=tq2,layer0.k=tqm4" in capsys.readouterr().out
     html = page.read_text()
     assert "<svg" in html and "doc1" in html and "src=" not in html and "http" not in html
 

@@ -21,6 +21,7 @@ void AddFrame(const v1::GetFrame& frame, GotBlock& block) {
   if (block.num_frames++ == 0) {
     block.key = frame.key();
     block.fingerprint = frame.fingerprint();
+    block.calibration_id = frame.calibration_id();
     block.num_units = frame.num_units();
     block.num_tokens = frame.num_tokens();
   }
@@ -60,6 +61,7 @@ void ServerFixture::Start() {
   models_ = v1::Models::NewStub(channel_);
   control_ = v1::Control::NewStub(channel_);
   data_ = v1::Data::NewStub(channel_);
+  calibrations_ = v1::Calibrations::NewStub(channel_);
 }
 
 void ServerFixture::Restart() {
@@ -278,18 +280,19 @@ v1::LookupResponse ServerFixture::Lookup(const std::vector<BlockKey>& keys) {
 
 // The plane as the scalar reference encodes it; empty where it is to be kept raw.
 std::string ScalarEncode(const RegisteredModel& model, int32_t plane, CodecId codec_id,
-                         const std::string& rows) {
+                         const std::string& rows, const Calibration* calibration) {
   const Codec& codec = *FindCodec(codec_id);
-  std::string unit(static_cast<size_t>(codec.plane_bytes(model.shape(plane))), '\0');
-  const EncodeResult result = codec.host[0].encode(model.shape(plane), AsBytes(rows).data(),
-                                                   reinterpret_cast<std::byte*>(unit.data()));
+  const PlaneShape shape = model.shape(plane, calibration);
+  std::string unit(static_cast<size_t>(codec.plane_bytes(shape)), '\0');
+  const EncodeResult result =
+      codec.host[0].encode(shape, AsBytes(rows).data(), reinterpret_cast<std::byte*>(unit.data()));
   return result == EncodeResult::kKeepRaw ? "" : unit;
 }
 
 std::string ScalarDecode(const RegisteredModel& model, int32_t plane, CodecId codec_id,
-                         const std::string& unit) {
+                         const std::string& unit, const Calibration* calibration) {
   std::string rows(static_cast<size_t>(model.layout().plane(plane).row_bytes), '\0');
-  FindCodec(codec_id)->host[0].decode(model.shape(plane), AsBytes(unit).data(),
+  FindCodec(codec_id)->host[0].decode(model.shape(plane, calibration), AsBytes(unit).data(),
                                       reinterpret_cast<std::byte*>(rows.data()));
   return rows;
 }

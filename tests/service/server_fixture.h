@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/core/checksum.h"
+#include "kvstow/v1/calibrations.grpc.pb.h"
 #include "kvstow/v1/control.grpc.pb.h"
 #include "kvstow/v1/data.grpc.pb.h"
 #include "kvstow/v1/model.grpc.pb.h"
@@ -33,6 +34,7 @@ struct GotBlock {
   std::vector<CodecId> codecs;
   std::string key;
   std::string fingerprint;
+  std::string calibration_id;
   uint32_t num_units = 0;
   uint32_t num_tokens = 0;
   int num_frames = 0;
@@ -44,9 +46,9 @@ inline absl::Span<const std::byte> AsBytes(const std::string& text) {
 
 // The plane as the scalar reference encodes it; empty where it is to be kept raw.
 std::string ScalarEncode(const RegisteredModel& model, int32_t plane, CodecId codec_id,
-                         const std::string& rows);
+                         const std::string& rows, const Calibration* calibration = nullptr);
 std::string ScalarDecode(const RegisteredModel& model, int32_t plane, CodecId codec_id,
-                         const std::string& unit);
+                         const std::string& unit, const Calibration* calibration = nullptr);
 
 class ServerFixture : public ::testing::Test {
  protected:
@@ -102,6 +104,7 @@ class ServerFixture : public ::testing::Test {
   std::unique_ptr<v1::Models::Stub> models_;
   std::unique_ptr<v1::Control::Stub> control_;
   std::unique_ptr<v1::Data::Stub> data_;
+  std::unique_ptr<v1::Calibrations::Stub> calibrations_;
 };
 
 }  // namespace kvstow::testing

@@ -1,4 +1,7 @@
 // Put: what a client can get wrong, each with its exact code and text, and what must work anyway.
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+
 #include <limits>
 
 #include "absl/strings/str_format.h"
@@ -93,6 +96,39 @@ TEST_F(ServerPut, WrongChecksumDropsThePlaneAndMayBeSentAgain) {
     EXPECT_EQ(Seal(ticket).code(), 0);
   }
   EXPECT_EQ(Stat().counters().at("bad_checksums"), 2u);
+}
+
+// At each byte of a frame that a client sends by hand, the call or the ticket is told so.
+TEST_F(ServerPut, FramesCutAtEveryByteStoreNothing) {
+  const uint64_t ticket = Reserve(model_, Key(1), "raw");
+  const std::string whole = RowsFrame(ticket, 0, {rows_[0]}).SerializeAsString();
+  grpc::GenericStub stub(channel_);
+  int num_taken = 0;
+  for (size_t cut = 0; cut <= whole.size(); ++cut) {
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const grpc::Slice slice(whole.data(), cut);
+    const grpc::ByteBuffer frame(&slice, 1);
+    const auto call = stub.PrepareUnaryCall(&context, "/kvstow.v1.Data/Put", frame, &queue);
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+    call->StartCall();
+    call->Finish(&answer, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    v1::PutResponse response;
+    if (status.ok()) {
+      ASSERT_TRUE(grpc::SerializationTraits<v1::PutResponse>::Deserialize(&answer, &response).ok());
+    }
+    for (const v1::PutResult& result : response.results()) num_taken += result.num_units();
+    const bool is_refused = !status.ok() || response.results(0).status().code() != 0;
+    EXPECT_EQ(is_refused, cut < whole.size()) << "cut at " << cut << " of " << whole.size();
+  }
+  EXPECT_EQ(num_taken, 1);
+  PutOne({RowsFrame(ticket, 1, {rows_.begin() + 1, rows_.end()})});
+  EXPECT_EQ(Seal(ticket).code(), 0);
+  EXPECT_EQ(Get({Key(1)}, v1::FORM_ENCODED)[0].units, rows_);
 }
 
 TEST_F(ServerPut, UnitsOutOfRangeAreRefused) {

@@ -12,7 +12,7 @@ of the C++ library, byte for byte; they run without the GIL.
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import _kvstow
 
@@ -29,6 +29,11 @@ class CodecChoice(NamedTuple):
 def codec_choice(text: str) -> CodecChoice:
     """Raises InvalidArgumentError where `text` is neither."""
     return CodecChoice(*_kvstow.codec_choice(text))
+
+
+def split_layers(text: str) -> Tuple[str, List[Tuple[str, int, str]]]:
+    """Of "safe,layer0-1.k=int8": ("safe", [("k", 0, "int8"), ("k", 1, "int8")])."""
+    return _kvstow.split_layers(text)
 
 
 def all_codecs() -> Dict[str, bool]:

@@ -1,12 +1,14 @@
 #include "client/python/src/plane_codec.h"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "client/python/src/errors.h"
+#include "kernels/codec/codec_plan.h"
 
 namespace kvstow::python {
 
@@ -159,6 +161,20 @@ py::tuple CodecChoiceToPython(const std::string& text) {
   return py::make_tuple(std::string(FindCodec(choice.pair.k)->name),
                         std::string(FindCodec(choice.pair.v)->name), choice.raw_first_block,
                         choice.num_raw_last_tokens);
+}
+
+py::tuple LayersToPython(const std::string& text) {
+  const LayeredText layered = ValueOrRaise(SplitLayers(text));
+  py::list layers;
+  for (Role role : {Role::kKey, Role::kValue}) {
+    for (int32_t layer_idx = 0; layer_idx < ModelSpec::kMaxLayers; ++layer_idx) {
+      const std::optional<CodecId> codec = layered.layers.Find(layer_idx, role);
+      if (!codec.has_value()) continue;
+      layers.append(py::make_tuple(role == Role::kKey ? "k" : "v", layer_idx,
+                                   std::string(FindCodec(*codec)->name)));
+    }
+  }
+  return py::make_tuple(layered.choice, layers);
 }
 
 py::list CodecsToPython() {

@@ -67,6 +67,8 @@ class PlaneCodec {
 
 // (k, v, first block raw, last tokens raw) of a pair or a preset.
 pybind11::tuple CodecChoiceToPython(const std::string& text);
+// Of "safe,layer0-1.k=int8": what is left without the layers, and (role, layer, codec) of these.
+pybind11::tuple LayersToPython(const std::string& text);
 // (name, needs a calibration) of every codec of this build.
 pybind11::list CodecsToPython();
 

@@ -22,8 +22,8 @@ past back: perplexity and next-token KL against the exact past, and, when asked 
 free generation. Exit status: 0 done, 1 a gate is broken, 2 the command line is wrong."""
 
 EPILOG = """A choice of codecs is a preset (safe), a codec (tq4), or k=tqm4,v=tq3 with overrides for
-layers (k0=tqm4, v12-14=tq3), for the raw tokens at both ends (first=64, last=64) and for the
-tokens per block (block=64)."""
+layers (layer0.k=tqm4, layer12-14.v=tq3, plan=FILE), for the raw tokens at both ends (first=64,
+last=64) and for the tokens per block (block=64)."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 safe                                 a preset, with the blocks that it keeps raw
 tq4                                  one codec for keys and values
 k=tqm3,v=tq2                         one for each
-k=tqm3,v=tq2,k0=tqm4,v12-14=tq3      and others for some layers
+k=tqm3,v=tq2,layer12-14.v=tq3        and others for some layers; here over raw, too
+k=tqm3,v=tq2,plan=FILE               a plan of layers, as `kvstow put --plan` takes it
 k=tqm3,v=tq2,first=64,last=128       tokens at both ends that stay raw
 k=tqm3,v=tq2,block=256               tokens per block
 """
@@ -12,14 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
-from typing import Dict, Iterator, Tuple
+import pathlib
+from typing import Dict, Iterator, List, Tuple
 
-from ..codecs import PlaneCodec, all_codecs, codec_choice
+from ..codecs import PlaneCodec, all_codecs, codec_choice, split_layers
 from ..errors import InvalidArgumentError
 
 ROLES = ("k", "v")
-_PLACES = re.compile(r"([kv])(\d+)(?:-(\d+))?$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,9 @@ class Choice:
         """`first`, `last`: the raw tokens of words that are no preset and do not say themselves."""
         values = {"first": first, "last": last, "block": tokens_per_block}
         pair: Dict[str, str] = {}
-        layers: Dict[Tuple[str, int], str] = {}
-        for i, item in enumerate(text.split(",")):
+        without_layers, layers = split_layers(text)
+        for i, item in enumerate(without_layers.split(",")):
             name, equals, value = item.partition("=")
-            place = _PLACES.match(name)
             if i == 0 and not equals:
                 preset = codec_choice(item)
                 pair = {"k": preset.k, "v": preset.v}
@@ -49,40 +48,42 @@ class Choice:
                     values["last"] = preset.num_raw_last_tokens
             elif name in ROLES and equals:
                 pair[name] = value
-            elif place and equals:
-                role, low, high = place[1], int(place[2]), int(place[3] or place[2])
-                layers.update({(role, layer): value for layer in range(low, high + 1)})
+            elif name == "plan" and equals:
+                layers = _layers_of_file(value) + layers
             elif name in values and value.isdigit():
                 values[name] = int(value)
             else:
                 raise InvalidArgumentError(
                     f"codecs {text!r}: {item!r} is not understood, want a preset, a codec, "
-                    "k=CODEC, v=CODEC, kLAYER=CODEC, vFIRST-LAST=CODEC, first=TOKENS, last=TOKENS "
-                    "or block=TOKENS"
+                    "k=CODEC, v=CODEC, layerN.k=CODEC, layerN-M.v=CODEC, plan=FILE, "
+                    "first=TOKENS, last=TOKENS or block=TOKENS"
                 )
         if set(pair) != set(ROLES):
             raise InvalidArgumentError(f"codecs {text!r}: no codec for both k and v")
         codec_choice(f"k={pair['k']},v={pair['v']}")  # raises with the known names
-        for (role, _), codec in layers.items():
-            codec_choice(f"k={codec},v=raw" if role == "k" else f"k=raw,v={codec}")
-        overrides = tuple((role, layer, codec) for (role, layer), codec in sorted(layers.items()))
         return Choice(
-            text, pair["k"], pair["v"], overrides, values["first"], values["last"], values["block"]
+            text,
+            pair["k"],
+            pair["v"],
+            tuple(layers),
+            values["first"],
+            values["last"],
+            values["block"],
         )
 
     def codec(self, role: str, layer: int) -> str:
+        found = self.k if role == "k" else self.v
         for other_role, other_layer, codec in self.layers:
             if (role, layer) == (other_role, other_layer):
-                return codec
-        return self.k if role == "k" else self.v
+                found = codec
+        return found
 
-    def encoded_blocks(self, num_tokens: int) -> Tuple[int, int]:
-        """[first, last) of the blocks that are encoded; the tail below a block is never stored."""
-        size = self.tokens_per_block
-        num_blocks = num_tokens // size
-        first = -(-self.num_raw_first_tokens // size)
-        last = num_blocks - -(-self.num_raw_last_tokens // size)
-        return min(first, num_blocks), max(min(first, num_blocks), last)
+    def encoded_tokens(self, num_tokens: int) -> Tuple[int, int]:
+        """[begin, end) of what is encoded: whole blocks between the raw ends. With ends of whole
+        blocks, as presets have them, these are the blocks that the store encodes."""
+        begin = min(self.num_raw_first_tokens, num_tokens)
+        count = max(num_tokens - begin - self.num_raw_last_tokens, 0) // self.tokens_per_block
+        return begin, begin + count * self.tokens_per_block
 
     def bits_per_value(self, num_layers: int, dim: int) -> float:
         """Of what is encoded, as stored: scales, means and the zeros that fill up a plane."""
@@ -94,9 +95,18 @@ class Choice:
 
     def bits_of_all(self, num_layers: int, dim: int, num_tokens: int) -> float:
         """Of a whole past of `num_tokens`: raw rows count 16 bits a value."""
-        first, last = self.encoded_blocks(num_tokens)
-        share = (last - first) * self.tokens_per_block / num_tokens
+        begin, end = self.encoded_tokens(num_tokens)
+        share = (end - begin) / num_tokens
         return share * self.bits_per_value(num_layers, dim) + (1 - share) * 16
+
+
+def _layers_of_file(path: str) -> List[Tuple[str, int, str]]:
+    lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+    items = [line.partition("#")[0].strip().strip(",") for line in lines]
+    rest, layers = split_layers(",".join(item for item in items if item))
+    if rest:
+        raise InvalidArgumentError(f"{path}: {rest!r} is no layer of a plan")
+    return layers
 
 
 def planes(num_layers: int) -> Iterator[Tuple[str, int]]:

@@ -9,7 +9,7 @@ from ..errors import InvalidArgumentError
 from ..hf import cache_layers
 from .past import Past
 
-# Logits of a whole prefill would be gigabytes: [tokens, vocabulary] in fp32.
+# Of one forward pass: the logits of more would be large, [tokens, vocabulary] in fp32.
 PREFILL_TOKENS = 256
 
 
@@ -50,7 +50,12 @@ class LanguageModel:
         cache = DynamicCache()
         with torch.inference_mode():
             for start in range(0, len(ids), PREFILL_TOKENS):
-                self._forward(ids[start : start + PREFILL_TOKENS], cache)
+                # Without the head: nobody asks for these words.
+                self.network.base_model(
+                    input_ids=torch.tensor([ids[start : start + PREFILL_TOKENS]]),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
         layers = cache_layers(cache)
         for i, (k, _) in enumerate(layers):
             if k is None or k.dim() != 4 or k.shape[-2] != len(ids):

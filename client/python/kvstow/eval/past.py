@@ -46,7 +46,7 @@ class Past:
 def read_back(past: Past, choice: Choice) -> Past:
     """The past as a worker would get it from a store that was told `choice`: whole blocks, encoded
     and decoded by the codecs of the C++ library."""
-    first, last = choice.encoded_blocks(past.num_tokens)
+    begin, end = choice.encoded_tokens(past.num_tokens)
     size = choice.tokens_per_block
     layers = []
     for layer, pair in enumerate(past.layers):
@@ -54,9 +54,9 @@ def read_back(past: Past, choice: Choice) -> Past:
         for role, rows in zip(("k", "v"), pair):
             codec = _plane_codec(choice.codec(role, layer), role, rows, size)
             rows = rows.clone()
-            if last > first:
+            if end > begin:
                 # [tokens, heads, dim], a view: the codecs read and write any strides.
-                view = rows[0, :, first * size : last * size].transpose(0, 1)
+                view = rows[0, :, begin:end].transpose(0, 1)
                 planes, kept_raw = codec.encode(view)
                 codec.decode(planes, view, kept_raw)
             back.append(rows)
