@@ -37,12 +37,12 @@ struct FieldHelp {
   std::string_view what;
 };
 
-constexpr std::array<FieldHelp, 32> kFields = {{
+constexpr std::array<FieldHelp, 33> kFields = {{
     {"listen.unix_socket", "/tmp/kvstow.sock", "", "/run/kvstow/kvstow.sock",
      "path of the unix socket; empty for none"},
     {"listen.tcp", "", "none", "127.0.0.1:7070", "TCP address; port 0 takes a free one"},
     {"dram.capacity", "1GiB", "", "8GiB", "bytes of the memory tier, populated at start"},
-    {"dram.headroom", "0", "", "64MiB",
+    {"dram.headroom", "", "1/128 of the capacity", "64MiB",
      "bytes kept free between turns, for new blocks to compete with old ones"},
     {"nvme.path", "", "none", "/var/lib/kvstow", "directory of the disk tier"},
     {"nvme.capacity", "", "8GiB with a path", "100GiB", "bytes the disk tier may hold"},
@@ -73,10 +73,12 @@ constexpr std::array<FieldHelp, 32> kFields = {{
     {"peers.list", "", "none", "unix:/run/b.sock,10.0.0.2:7070",
      "services asked for what is missing here"},
     {"peers.timeout", "2s", "", "500ms", "what a peer may cost a call"},
-    {"metrics.address", "", "none", "127.0.0.1:9400", "address of the Prometheus page"},
+    {"metrics.address", "", "none", "127.0.0.1:9400",
+     "address of the admin page and the Prometheus metrics"},
     {"policy.name", "rtv", "", "lru",
      "which block leaves next: rtv, lru, s3fifo, arc, gdsf or hazard"},
     {"policy.turn_gap", "5s", "", "1s", "calls on one prompt within this time are one turn"},
+    {"policy.ttl", "", "never", "24h", "blocks unused for so long leave by themselves"},
     {"guard.mode", "on", "", "off",
      "on: layers that codecs would spoil stay raw; off: only those of plans that were set"},
     {"log.level", "info", "", "warning", "debug, info, warning or error"},

@@ -1,16 +1,16 @@
 #include "service/metrics.h"
 
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
 
 #include <algorithm>
-#include <exception>
+#include <limits>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/codec/codec.h"
 #include "kernels/core/status_macros.h"
-#include "service/listen_address.h"
+#include "service/admin_page.h"
 #include "service/server_config.h"
 
 namespace kvstow {
@@ -80,6 +80,20 @@ class Families {
       metric.label.push_back({std::string(label.name), std::move(label.value)});
     }
     return metric;
+  }
+  // `counts`: by upper bound in kLatencyBounds, and above.
+  void Histogram(std::string_view name, std::string_view help, std::vector<Label> labels,
+                 absl::Span<const int64_t> counts, double sum) {
+    auto& histogram = Add(name, help, MetricType::Histogram, std::move(labels)).histogram;
+    uint64_t count = 0;
+    for (size_t b = 0; b < counts.size(); ++b) {
+      count += static_cast<uint64_t>(counts[b]);
+      const double bound =
+          b < kLatencyBounds.size() ? kLatencyBounds[b] : std::numeric_limits<double>::infinity();
+      histogram.bucket.push_back({count, bound});
+    }
+    histogram.sample_count = count;
+    histogram.sample_sum = sum;
   }
   std::vector<MetricFamily> Take() { return std::move(families_); }
 
@@ -164,72 +178,11 @@ std::vector<std::pair<std::string_view, int64_t>> StoreCounters(const StoreStats
       {"turns", stats.turns},
       {"follow_up_turns", stats.follow_up_turns},
       {"sessions_over", stats.sessions_over},
+      {"blocks_idle_dropped", stats.blocks_idle_dropped},
       {"dirs_set_aside", stats.dirs_set_aside},
+      {"policy_files_set_aside", stats.policy_files_set_aside},
   };
 }
-
-// What a scrape reads, and the HTTP server it comes through.
-class Metrics::Page final : public prometheus::Collectable {
- public:
-  Page(const Metrics& metrics, const MetricSources& sources)
-      : metrics_(metrics), sources_(sources) {}
-
-  std::vector<MetricFamily> Collect() const override {
-    Families out;
-    out.Gauge("build_info", "Always 1.", 1, {{"version", std::string(ServerVersion())}});
-    AddStore(sources_.store->Stats(), out);
-    AddAdmission(*sources_.admission, out);
-    out.Gauge("open_channels", "Windows of workers.", sources_.channels->num_open());
-    AddExecutor(*sources_.workers, "workers", out);
-    AddExecutor(*sources_.control, "control", out);
-    for (const auto& [name, value] : metrics_.Counters()) {
-      out.Counter(std::string(name) + "_total", "See TransferCounters in service/metrics.h.",
-                  value);
-    }
-    for (const auto& [name, value] : PeerCounterList(sources_.peers->counters())) {
-      out.Counter(std::string(name) + "_total", "See PeerCounters in service/peer_set.h.", value);
-    }
-    const CalibrationStore& calibrations = *sources_.calibrations;
-    out.Gauge("calibrations", "Bundles of calibrated codecs.", calibrations.num_held());
-    out.Gauge("calibration_bytes", "Bytes of their files.", calibrations.num_bytes());
-    for (const auto& [name, value] : calibrations.Counters()) {
-      out.Counter(std::string(name) + "_total", "See service/calibration_store.h.", value);
-    }
-    AddCalls(out);
-    return out.Take();
-  }
-
-  std::unique_ptr<prometheus::Exposer> exposer;
-
- private:
-  void AddCalls(Families& out) const {
-    for (int i = 0; i < kNumMethods; ++i) {
-      const Calls& calls = metrics_.calls_[i];
-      const std::string method(kMethodNames[i]);
-      for (size_t code = 0; code < calls.by_code.size(); ++code) {
-        const int64_t count = calls.by_code[code].load(std::memory_order_relaxed);
-        if (count == 0 && code != 0) continue;
-        out.Counter("rpc_total", "Calls that ended, by method and code.", count,
-                    {{"method", method}, {"code", std::string(kCodeNames[code])}});
-      }
-      auto& histogram = out.Add("rpc_seconds", "From the call's arrival to its end.",
-                                MetricType::Histogram, {{"method", method}})
-                            .histogram;
-      uint64_t count = 0;
-      for (size_t b = 0; b < calls.by_latency.size(); ++b) {
-        count += static_cast<uint64_t>(calls.by_latency[b].load(std::memory_order_relaxed));
-        const double bound =
-            b < kLatencyBounds.size() ? kLatencyBounds[b] : std::numeric_limits<double>::infinity();
-        histogram.bucket.push_back({count, bound});
-      }
-      histogram.sample_count = count;
-      histogram.sample_sum = 1e-9 * calls.nanoseconds.load(std::memory_order_relaxed);
-    }
-  }
-
-  const Metrics& metrics_;
-  const MetricSources sources_;
-};
 
 Metrics::Metrics() = default;
 Metrics::~Metrics() { Stop(); }
@@ -268,31 +221,82 @@ std::vector<std::pair<std::string_view, int64_t>> PeerCounterList(const PeerCoun
           {"peer_failures", counters.peer_failures.load()}};
 }
 
-absl::Status Metrics::Serve(const std::string& address, const MetricSources& sources) {
-  // The library says only that it could not bind; we say why.
-  KVSTOW_RETURN_IF_ERROR(CheckTcpAddressIsFree("metrics.address", address));
-  auto page = std::make_shared<Page>(*this, sources);
-  // The one library of ours that throws.
-  try {
-    page->exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/2);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("metrics.address ", address, ": ", error.what()));
+std::string Metrics::MetricsText(const MetricSources& sources) const {
+  Families out;
+  out.Gauge("build_info", "Always 1.", 1, {{"version", std::string(ServerVersion())}});
+  AddStore(sources.store->Stats(), out);
+  AddAdmission(*sources.admission, out);
+  out.Gauge("open_channels", "Windows of workers.", sources.channels->num_open());
+  AddExecutor(*sources.workers, "workers", out);
+  AddExecutor(*sources.control, "control", out);
+  for (const auto& [name, value] : Counters()) {
+    out.Counter(std::string(name) + "_total", "See TransferCounters in service/metrics.h.", value);
   }
-  page->exposer->RegisterCollectable(page);
-  page_ = std::move(page);
+  for (const auto& [name, value] : PeerCounterList(sources.peers->counters())) {
+    out.Counter(std::string(name) + "_total", "See PeerCounters in service/peer_set.h.", value);
+  }
+  const CalibrationStore& calibrations = *sources.calibrations;
+  out.Gauge("calibrations", "Bundles of calibrated codecs.", calibrations.num_held());
+  out.Gauge("calibration_bytes", "Bytes of their files.", calibrations.num_bytes());
+  for (const auto& [name, value] : calibrations.Counters()) {
+    out.Counter(std::string(name) + "_total", "See service/calibration_store.h.", value);
+  }
+  for (int i = 0; i < kNumMethods; ++i) {
+    const Calls& calls = calls_[i];
+    const std::string method(kMethodNames[i]);
+    for (size_t code = 0; code < calls.by_code.size(); ++code) {
+      const int64_t count = calls.by_code[code].load(std::memory_order_relaxed);
+      if (count == 0 && code != 0) continue;
+      out.Counter("rpc_total", "Calls that ended, by method and code.", count,
+                  {{"method", method}, {"code", std::string(kCodeNames[code])}});
+    }
+    std::array<int64_t, kLatencyBounds.size() + 1> by_latency;
+    for (size_t b = 0; b < by_latency.size(); ++b) {
+      by_latency[b] = calls.by_latency[b].load(std::memory_order_relaxed);
+    }
+    out.Histogram("rpc_seconds", "From the call's arrival to its end.", {{"method", method}},
+                  by_latency, 1e-9 * calls.nanoseconds.load(std::memory_order_relaxed));
+  }
+  std::ostringstream text;
+  prometheus::TextSerializer().Serialize(text, out.Take());
+  return text.str();
+}
+
+std::string Metrics::StatJson(const MetricSources& sources) const {
+  AdminView view{.version = ServerVersion(),
+                 .policy = sources.policy,
+                 .uptime_s = std::chrono::duration<double>(std::chrono::steady_clock::now() -
+                                                           sources.started_at)
+                                 .count(),
+                 .store = sources.store->Stats(),
+                 .calls_in_flight = sources.admission->calls_in_flight(),
+                 .bytes_in_flight = sources.admission->bytes_in_flight(),
+                 .open_channels = sources.channels->num_open()};
+  for (const auto& counters :
+       {StoreCounters(view.store), Counters(), PeerCounterList(sources.peers->counters()),
+        sources.calibrations->Counters()}) {
+    view.counters.insert(view.counters.end(), counters.begin(), counters.end());
+  }
+  for (int i = 0; i < kNumMethods; ++i) {
+    AdminMethod method{.name = kMethodNames[i],
+                       .seconds = 1e-9 * calls_[i].nanoseconds.load(std::memory_order_relaxed)};
+    for (const auto& count : calls_[i].by_code) method.calls += count;
+    method.failed = method.calls - calls_[i].by_code[0];
+    view.methods.push_back(method);
+  }
+  return AdminJson(view);
+}
+
+absl::Status Metrics::Serve(const std::string& address, const MetricSources& sources) {
+  std::vector<HttpPages::Page> pages = AdminPages([this, sources] { return StatJson(sources); });
+  pages.push_back(
+      {"/metrics", "text/plain; version=0.0.4", [this, sources] { return MetricsText(sources); }});
+  KVSTOW_ASSIGN_OR_RETURN(pages_, HttpPages::Serve("metrics.address", address, std::move(pages)));
   return absl::OkStatus();
 }
 
-void Metrics::Stop() {
-  if (page_ == nullptr) return;
-  page_->exposer.reset();  // waits for scrapes
-  page_.reset();
-}
+void Metrics::Stop() { pages_.reset(); }  // waits for scrapes
 
-int Metrics::port() const {
-  if (page_ == nullptr) return 0;
-  const std::vector<int> ports = page_->exposer->GetListeningPorts();
-  return ports.empty() ? 0 : ports[0];
-}
+int Metrics::port() const { return pages_ == nullptr ? 0 : pages_->port(); }
 
 }  // namespace kvstow

@@ -1,5 +1,6 @@
-// Metrics: what the service counts, and the Prometheus page that shows it together with the store's
-// own numbers. Names are listed in service/README.md.
+// Metrics: what the service counts, and the pages that show it together with the store's own
+// numbers: for Prometheus (/metrics; names are listed in service/README.md), and for people
+// (admin_page.h).
 //
 //   Metrics metrics;
 //   KVSTOW_RETURN_IF_ERROR(metrics.Serve("127.0.0.1:9400", sources));
@@ -10,6 +11,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +25,7 @@
 #include "service/calibration_store.h"
 #include "service/channel_table.h"
 #include "service/executor.h"
+#include "service/http_pages.h"
 #include "service/peer_set.h"
 #include "storage/tiered_store.h"
 
@@ -85,6 +88,8 @@ struct MetricSources {
   const ChannelTable* channels = nullptr;
   const PeerSet* peers = nullptr;
   const CalibrationStore* calibrations = nullptr;
+  std::string policy;  // "rtv"
+  std::chrono::steady_clock::time_point started_at;
 };
 
 // Counters of the peers by the names of PeerCounters.
@@ -103,23 +108,24 @@ class Metrics {
   // Counters of this class in the manner of StoreCounters.
   std::vector<std::pair<std::string_view, int64_t>> Counters() const;
 
-  // Opens the page. kUnavailable: the address is in use or not ours.
+  // Opens the pages. kUnavailable: the address is in use or not ours.
   absl::Status Serve(const std::string& address, const MetricSources& sources);
   void Stop();
-  int port() const;  // of the page; 0 when there is none
+  int port() const;  // of the pages; 0 when there are none
 
  private:
-  class Page;  // the Collectable, in metrics.cc: no Prometheus type is seen outside
-
   struct Calls {
     std::array<std::atomic<int64_t>, 17> by_code{};
     std::array<std::atomic<int64_t>, kLatencyBounds.size() + 1> by_latency{};
     std::atomic<int64_t> nanoseconds{0};
   };
 
+  std::string MetricsText(const MetricSources& sources) const;
+  std::string StatJson(const MetricSources& sources) const;
+
   std::array<Calls, kNumMethods> calls_;
   TransferCounters transfer_;
-  std::shared_ptr<Page> page_;
+  std::unique_ptr<HttpPages> pages_;
 };
 
 }  // namespace kvstow

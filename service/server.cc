@@ -170,7 +170,9 @@ absl::Status Server::State::Listen() {
                                                  .control = control.get(),
                                                  .channels = channels.get(),
                                                  .peers = peers.get(),
-                                                 .calibrations = calibrations.get()});
+                                                 .calibrations = calibrations.get(),
+                                                 .policy = options.store.policy,
+                                                 .started_at = parts.started_at});
 }
 
 // Slices point into the store's memory: it must not go before gRPC has let go of them.

@@ -138,6 +138,11 @@ absl::Status ReadPolicy(const v1::PolicyConfig& config, StoreOptions& store) {
   }
   KVSTOW_RETURN_IF_ERROR(CheckName({"policy.name", config.name()}, known));
   store.policy = config.name();
+  if (!config.ttl().empty()) {
+    KVSTOW_RETURN_IF_ERROR(ReadDuration({"policy.ttl", config.ttl()}, store.block_ttl));
+    KVSTOW_RETURN_IF_ERROR(
+        CheckDuration("policy.ttl", store.block_ttl, absl::Seconds(1), absl::Hours(24 * 365)));
+  }
   return ReadDuration({"policy.turn_gap", config.turn_gap()}, store.turn_gap);
 }
 
@@ -299,8 +304,11 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
   options.unix_socket = config.listen().unix_socket();
   options.tcp = config.listen().tcp();
   KVSTOW_RETURN_IF_ERROR(ReadBytes({"dram.capacity", config.dram().capacity()}, store.dram_bytes));
-  KVSTOW_RETURN_IF_ERROR(
-      ReadBytes({"dram.headroom", config.dram().headroom()}, store.dram_headroom_bytes));
+  store.dram_headroom_bytes = StoreOptions::UsualHeadroomBytes(store.dram_bytes);
+  if (!config.dram().headroom().empty()) {
+    KVSTOW_RETURN_IF_ERROR(
+        ReadBytes({"dram.headroom", config.dram().headroom()}, store.dram_headroom_bytes));
+  }
   KVSTOW_RETURN_IF_ERROR(ReadPolicy(config.policy(), store));
   KVSTOW_RETURN_IF_ERROR(ReadNvme(config.nvme(), store));
   KVSTOW_RETURN_IF_ERROR(ReadDuration({"tickets.write_deadline", config.tickets().write_deadline()},

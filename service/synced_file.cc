@@ -102,7 +102,7 @@ absl::StatusOr<int64_t> LoadSyncedFiles(const std::string& directory, std::strin
   int64_t num_broken = 0;
   const std::string temp_mark = absl::StrCat(ToAbsl(suffix), ToAbsl(kTempMark));
   for (const fs::path& path : files) {
-    if (path.string().find(temp_mark) != std::string::npos) {
+    if (path.filename().string().find(temp_mark) != std::string::npos) {
       fs::remove(path, error);  // of a process that died while it wrote
       continue;
     }

@@ -62,6 +62,8 @@ class ChainMap {
   Node& node(BlockNumber number) { return nodes_[number]; }
   const Node& node(BlockNumber number) const { return nodes_[number]; }
 
+  // Numbers are below this; those whose node has no refs mean nothing.
+  BlockNumber end() const { return static_cast<BlockNumber>(nodes_.size()); }
   int64_t size() const { return static_cast<int64_t>(by_key_.size()); }
   int64_t memory_bytes() const;
 

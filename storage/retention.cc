@@ -400,17 +400,45 @@ void Retention::TellTierBlocks(TierState& tier) {
 
 // --- leaving ---
 
+BlockNumber Retention::FirstUnclaimed(size_t tier_idx) {
+  std::deque<BlockNumber>& unclaimed = tiers_[tier_idx].unclaimed;
+  while (!unclaimed.empty() && !IsUnclaimed(unclaimed.front(), tier_idx)) unclaimed.pop_front();
+  return unclaimed.empty() ? kNone : unclaimed.front();
+}
+
+std::optional<BlockKey> Retention::ChooseIdle(TierKind tier_kind, absl::Duration ttl) {
+  constexpr policy::ExtentSlot kLooksMax = 4096;
+  const size_t tier_idx = TierIdx(tier_kind);
+  MutexLock lock(&mutex_);
+  if (tier_idx >= num_tiers_) return std::nullopt;
+  const double before_s = NowS() - absl::ToDoubleSeconds(ttl);
+  TierState& tier = tiers_[tier_idx];
+  // The last use of what was found at the start is not known: the start counts.
+  if (const BlockNumber first = FirstUnclaimed(tier_idx); first != kNone && before_s >= 0) {
+    return map_.node(first).key;
+  }
+  const policy::ExtentSlot num_slots = tier.tree.num_extent_slots();
+  for (policy::ExtentSlot look = 0; look < std::min(kLooksMax, num_slots); ++look) {
+    if (tier.idle_cursor >= num_slots) tier.idle_cursor = 0;
+    const policy::Extent& extent = tier.tree.extent(tier.idle_cursor);
+    // An extent stays under the cursor until nothing of it may leave.
+    if (tier.tree.MayShrink(tier.idle_cursor) &&
+        tier.tree.owner(extent.owner).request.time_s <= before_s) {
+      return map_.node(extent.deepest).key;
+    }
+    ++tier.idle_cursor;
+  }
+  return std::nullopt;
+}
+
 std::optional<BlockKey> Retention::Choose(TierKind tier_kind) {
   const size_t tier_idx = TierIdx(tier_kind);
   MutexLock lock(&mutex_);
   if (tier_idx >= num_tiers_) return std::nullopt;
   if (!pins_.empty()) UnpinUntil(NowS());
   TierState& tier = tiers_[tier_idx];
-  while (!tier.unclaimed.empty() && !IsUnclaimed(tier.unclaimed.front(), tier_idx)) {
-    tier.unclaimed.pop_front();
-  }
-  if (!tier.unclaimed.empty()) return map_.node(tier.unclaimed.front()).key;
-  BlockNumber victim = tier.ledger->ChooseVictim(0);
+  BlockNumber victim = FirstUnclaimed(tier_idx);
+  if (victim == kNone) victim = tier.ledger->ChooseVictim(0);
   // Pins by hints give way before a write is refused; the earliest end first.
   while (victim == kNone && !pins_.empty()) {
     Unpin(pins_.begin()->second);

@@ -40,6 +40,7 @@
 #include "storage/policy/policy.h"
 #include "storage/tier.h"
 #include "storage/turn.h"
+#include "storage/turn_history.h"
 
 namespace kvstow {
 
@@ -85,9 +86,23 @@ class Retention final : public ResidencyListener {
 
   // The block that `tier` should give up; nothing where all that is there is set aside.
   std::optional<BlockKey> Choose(TierKind tier);
+  // A block of `tier` that no turn has used for `ttl`, deepest first; nothing where none is found
+  // among the next few thousand turns' blocks. Call again later: the search goes on from there.
+  std::optional<BlockKey> ChooseIdle(TierKind tier, absl::Duration ttl);
   // The block is in use: it is not offered again until TakeBack.
   void SetAside(TierKind tier, const BlockKey& key);
   void TakeBack(TierKind tier);
+
+  // What the policies have learned, fastest tier first; and to go on from there in a later process.
+  // False: no such numbers, or other tiers.
+  std::vector<std::vector<double>> Learned() const;
+  bool Restore(const std::vector<std::vector<double>>& tiers);
+
+  // The turns whose blocks are in the last tier; and the way back in a later process, before
+  // anything is placed: whose blocks they are stays known while they are held or placed.
+  // kInvalidArgument: it is not sound.
+  TurnHistory History() const;
+  absl::StatusOr<std::shared_ptr<const TurnUse>> Recall(const TurnHistory& history);
 
   // Used by more than one turn, as far as is remembered.
   bool IsUsedAgain(const BlockKey& key) const;
@@ -110,7 +125,8 @@ class Retention final : public ResidencyListener {
     int64_t capacity_bytes = 0;
     int64_t bytes = 0;
     int64_t blocks = 0;
-    int64_t told_blocks = 1;  // last SetTierBlocks
+    int64_t told_blocks = 1;             // last SetTierBlocks
+    policy::ExtentSlot idle_cursor = 0;  // of ChooseIdle
   };
   struct Session {
     uint64_t number = 0;  // of its last turn
@@ -130,6 +146,8 @@ class Retention final : public ResidencyListener {
   bool MayRelink(BlockNumber number) const;
   void Relink(BlockNumber number, BlockNumber parent);
   void BeginTurn(const std::vector<BlockNumber>& chain, const TurnHints& hints);
+  // Blocks of the last tier, those of the newest turns first, no more than a history holds.
+  std::vector<BlockNumber> NewestStored() const;
   const policy::Request* FindTurn(uint64_t number) const;
   bool IsSameTurn(const policy::Request& request, const policy::Request& before,
                   const TurnHints& hints) const;
@@ -141,6 +159,8 @@ class Retention final : public ResidencyListener {
   void UnpinUntil(double now_s);
   void Insert(TierState& tier, BlockNumber number);
   bool IsUnclaimed(BlockNumber number, size_t tier_idx) const;
+  // The first block of `tier_idx` that was found at the start and not used since, or kNone.
+  BlockNumber FirstUnclaimed(size_t tier_idx);
   void SetPinned(size_t tier_idx, BlockNumber number);
   void TellTierBlocks(TierState& tier);
   void ForgetSessions();

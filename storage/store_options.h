@@ -40,9 +40,14 @@ struct StoreOptions {
   double policy_alpha = 0.1;
   // Calls that name the same prompt, or a longer one, within this time are one turn.
   absl::Duration turn_gap = absl::Seconds(5);
+  // Blocks that no turn has used for so long leave by themselves; 0: only when room is needed.
+  absl::Duration block_ttl = absl::ZeroDuration();
   // Memory kept free between turns. New blocks then find room at once and compete with the old ones
   // when their turn has ended, instead of replacing them unseen.
   int64_t dram_headroom_bytes = 0;
+  // What a service keeps free unless told otherwise: what is kept hardly shrinks, and `rtv` finds,
+  // within 1 %, what it finds in the simulator (README.md).
+  static constexpr int64_t UsualHeadroomBytes(int64_t dram_bytes) { return dram_bytes / 128; }
   DiskAdmission disk_admission = DiskAdmission::kAll;
   // Bytes per day written to disk unasked; 0 for no limit.
   int64_t disk_write_bytes_per_day = 0;

@@ -42,7 +42,9 @@ struct StoreStats {
   int64_t nvme_writes_filtered = 0, nvme_writes_over_budget = 0;  // blocks not written unasked
   int64_t turns = 0, follow_up_turns = 0, sessions_over = 0;
   int64_t nvme_write_errors = 0;
-  int64_t dirs_set_aside = 0;  // broken disk directories renamed at start
+  int64_t blocks_idle_dropped = 0;     // copies that no turn used for StoreOptions::block_ttl
+  int64_t dirs_set_aside = 0;          // broken disk directories renamed at start
+  int64_t policy_files_set_aside = 0;  // likewise, of what the policy had learned
 };
 
 }  // namespace kvstow

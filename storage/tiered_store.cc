@@ -13,6 +13,8 @@ namespace {
 
 constexpr int64_t kDramBytesMin = int64_t{1} << 20;
 constexpr absl::Duration kBackgroundPeriod = absl::Milliseconds(100);
+// What a crash may cost of what the policy has learned.
+constexpr absl::Duration kPolicySavePeriod = absl::Minutes(1);
 
 absl::Status TooSmall(const char* field, int64_t found, int64_t least) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", found, ", want at least ", least));
@@ -55,6 +57,11 @@ absl::Status StoreOptions::Validate() const {
   }
   if (disk_write_bytes_per_day < 0) {
     return TooSmall("disk_write_bytes_per_day", disk_write_bytes_per_day, 0);
+  }
+  constexpr absl::Duration kTtlMax = absl::Hours(24 * 365);
+  if (block_ttl < absl::ZeroDuration() || block_ttl > kTtlMax) {
+    return absl::InvalidArgumentError(absl::StrCat("block_ttl is ", absl::FormatDuration(block_ttl),
+                                                   ", want 0 (none) to 8760h, a year"));
   }
   const absl::Duration longest = absl::Hours(24);
   const std::pair<const char*, absl::Duration> durations[] = {{"write_deadline", write_deadline},
@@ -99,6 +106,7 @@ TieredStore::Impl::~Impl() {
   if (nvme == nullptr) return;
   while (WriteOne()) {
   }
+  SavePolicy(/*is_end=*/true);
   const absl::Status status = FlushDisk();
   if (!status.ok()) {
     Log(Severity::kError, "last flush failed", {{"error", std::string(status.message())}});
@@ -108,7 +116,10 @@ TieredStore::Impl::~Impl() {
 absl::Status TieredStore::Impl::OpenDisk() {
   int64_t num_refused = 0;
   std::vector<BlockKey> refused;
+  // Once the directory is ours, and before its blocks are placed.
+  std::optional<std::shared_ptr<const TurnUse>> recalled;
   const auto found = [&](const BlockInfo& block) {
+    if (!recalled.has_value()) recalled = RestorePolicy();
     // Found again, in a younger segment: what the index has is old.
     index.Visit(block.key, [](IndexedBlock& old) { old.Remove(TierKind::kNvme); });
     const bool fits = block.record_bytes <= BlockIndex::kRecordBytesMax &&
@@ -119,6 +130,7 @@ absl::Status TieredStore::Impl::OpenDisk() {
       nvme, NvmeTier::Open(
                 {.path = options.nvme_path, .capacity_bytes = options.nvme_bytes, .clock = clock},
                 found));
+  if (!recalled.has_value()) recalled = RestorePolicy();
   for (const BlockKey& key : refused) {
     if (index.Lookup(key).in_nvme) continue;
     nvme->Drop(key);
@@ -150,11 +162,13 @@ void TieredStore::Impl::Maintain() {
   Expire();
   retention->TakeBack(TierKind::kDram);
   if (nvme != nullptr) retention->TakeBack(TierKind::kNvme);
+  DropIdle();
   KeepHeadroom();
   if (nvme == nullptr) return;
   // The clocks go on while the disk is slow.
   while (!is_stopping && WriteOne()) Expire();
   FlushWhenIdle();
+  if (clock->Now() >= last_policy_save + kPolicySavePeriod) SavePolicy(/*is_end=*/false);
 }
 
 // --- TieredStore ---
@@ -218,6 +232,8 @@ StoreStats TieredStore::Stats() const {
   stats.nvme_write_errors = counters.nvme_write_errors;
   stats.nvme_writes_filtered = counters.nvme_writes_filtered;
   stats.nvme_writes_over_budget = counters.nvme_writes_over_budget;
+  stats.blocks_idle_dropped = counters.blocks_idle_dropped;
+  stats.policy_files_set_aside = counters.policy_files_set_aside;
   const Retention::Stats kept = impl.retention->stats();
   stats.turns = kept.turns;
   stats.follow_up_turns = kept.follow_ups;

@@ -6,6 +6,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
+#include "storage/policy_state.h"
 #include "storage/tiered_store.h"
 #include "storage/tiered_store_impl.h"
 
@@ -94,6 +95,33 @@ void TieredStore::Impl::FlushWhenIdle() {
   if (!status.ok()) {
     Log(Severity::kWarning, "disk tier flush failed", {{"error", std::string(status.message())}});
   }
+}
+
+std::shared_ptr<const TurnUse> TieredStore::Impl::RestorePolicy() {
+  last_policy_save = clock->Now();
+  absl::StatusOr<PolicyState> state = ReadPolicyState(options.nvme_path);
+  if (absl::IsNotFound(state.status())) return nullptr;
+  std::string why(state.status().message());
+  if (state.ok()) {
+    if (state->policy != options.policy) return nullptr;  // of another policy: replaced by ours
+    if (retention->Restore(state->learned)) return *retention->Recall(state->history);
+    why = "its numbers are none that the policy can have learned";
+  }
+  SetPolicyStateAside(options.nvme_path);
+  ++counters.policy_files_set_aside;
+  Log(Severity::kWarning, "policy state set aside: the policy learns anew",
+      {{"path", options.nvme_path}, {"why", why}});
+  return nullptr;
+}
+
+void TieredStore::Impl::SavePolicy(bool is_end) {
+  last_policy_save = clock->Now();
+  PolicyState state{.policy = options.policy, .learned = retention->Learned()};
+  // Looking at every block takes long: once.
+  if (is_end) state.history = retention->History();
+  const absl::Status status = WritePolicyState(options.nvme_path, state);
+  if (status.ok()) return;
+  Log(Severity::kWarning, "policy state not written", {{"why", std::string(status.message())}});
 }
 
 absl::Status TieredStore::Impl::PersistStep(const BlockKey& key, bool& is_tried) {

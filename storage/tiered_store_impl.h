@@ -37,6 +37,7 @@ struct StoreCounters {
   Counter corrupt_blocks = 0, raw_fallback_units = 0;
   Counter nvme_bytes_written = 0, nvme_bytes_read = 0, nvme_write_errors = 0;
   Counter nvme_writes_filtered = 0, nvme_writes_over_budget = 0;
+  Counter policy_files_set_aside = 0, blocks_idle_dropped = 0;
 };
 
 struct TieredStore::Impl {
@@ -58,6 +59,10 @@ struct TieredStore::Impl {
   bool Evict(TierKind tier, absl::FunctionRef<bool(IndexedBlock&)> take);
   bool EvictFromDram();
   bool EvictFromNvme();
+  // Takes the block out of the tier; false where readers hold it.
+  bool TakeOut(TierKind tier, IndexedBlock& block);
+  // Drops what no turn has used for options.block_ttl.
+  void DropIdle();
   // Evicts until dram_headroom_bytes are free.
   void KeepHeadroom();
   // Makes the index hold at most `blocks` blocks by dropping whole blocks.
@@ -85,6 +90,10 @@ struct TieredStore::Impl {
   absl::Status PutOnDisk(const BlockKey& key, absl::Span<const std::byte> record);
   absl::Status FlushDisk();
   void FlushWhenIdle();
+  // What the policy knows lives in a file beside the disk tier (policy_state.h). The result holds
+  // what is known of the blocks until they are placed. The turns are saved at the end only.
+  std::shared_ptr<const TurnUse> RestorePolicy();
+  void SavePolicy(bool is_end);
   void Maintain();
   // Persist: OK on disk; kCancelled: waits; else the failure.
   absl::Status PersistStep(const BlockKey& key, bool& is_tried);
@@ -109,6 +118,7 @@ struct TieredStore::Impl {
   absl::Status last_disk_error ABSL_GUARDED_BY(drain_mutex);
   absl::Time last_disk_put ABSL_GUARDED_BY(drain_mutex);
 
+  absl::Time last_policy_save = absl::InfinitePast();  // of the one thread that does maintenance
   std::atomic<bool> is_stopping = false;
   std::thread background;
 };

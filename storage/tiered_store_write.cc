@@ -73,11 +73,22 @@ bool TieredStore::Impl::Evict(TierKind tier, absl::FunctionRef<bool(IndexedBlock
   return false;
 }
 
+bool TieredStore::Impl::TakeOut(TierKind tier, IndexedBlock& block) {
+  if (tier == TierKind::kDram) {
+    if (!dram->DropIfUnpinned(block.key())) return false;
+  } else {
+    if (block.is_pinned()) return false;
+    nvme->Drop(block.key());
+  }
+  block.Remove(tier);
+  return true;
+}
+
 bool TieredStore::Impl::EvictFromDram() {
   const bool evicted = Evict(TierKind::kDram, [this](IndexedBlock& block) {
-    if (!dram->DropIfUnpinned(block.key())) return false;
-    if (nvme != nullptr && !block.in(TierKind::kNvme)) ++counters.demotions_dropped;
-    block.Remove(TierKind::kDram);
+    const bool is_only_copy = nvme != nullptr && !block.in(TierKind::kNvme);
+    if (!TakeOut(TierKind::kDram, block)) return false;
+    if (is_only_copy) ++counters.demotions_dropped;
     return true;
   });
   if (evicted) ++counters.dram_evictions;
@@ -85,14 +96,30 @@ bool TieredStore::Impl::EvictFromDram() {
 }
 
 bool TieredStore::Impl::EvictFromNvme() {
-  const bool evicted = Evict(TierKind::kNvme, [this](IndexedBlock& block) {
-    if (block.is_pinned()) return false;
-    nvme->Drop(block.key());
-    block.Remove(TierKind::kNvme);
-    return true;
-  });
+  const bool evicted = Evict(
+      TierKind::kNvme, [this](IndexedBlock& block) { return TakeOut(TierKind::kNvme, block); });
   if (evicted) ++counters.nvme_evictions;
   return evicted;
+}
+
+void TieredStore::Impl::DropIdle() {
+  if (options.block_ttl <= absl::ZeroDuration()) return;
+  // Other maintenance waits meanwhile: the rest goes the next time.
+  constexpr int kDropsMax = 1024;
+  for (const TierKind tier : {TierKind::kDram, TierKind::kNvme}) {
+    for (int i = 0; i < kDropsMax; ++i) {
+      const std::optional<BlockKey> key = retention->ChooseIdle(tier, options.block_ttl);
+      if (!key.has_value()) break;
+      bool is_out = false;
+      index.Visit(*key,
+                  [&](IndexedBlock& block) { is_out = block.in(tier) && TakeOut(tier, block); });
+      if (is_out) {
+        ++counters.blocks_idle_dropped;
+      } else {
+        retention->SetAside(tier, *key);  // a reader holds it
+      }
+    }
+  }
 }
 
 void TieredStore::Impl::KeepHeadroom() {

@@ -38,6 +38,8 @@ class TierLedger {
   }
   void Use(BlockNumber block);
   void Insert(BlockNumber block, const Request& request);
+  // A request of an earlier process: its blocks follow by Insert. Oldest first, before all others.
+  void Recall(const Request& request) { policy_->OnRecall(request, tree_->AddOwner(request)); }
   // nullptr: never seen, or forgotten.
   const Request* FindRequest(uint64_t request_number) const;
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace kvstow::policy {
 
@@ -59,6 +60,14 @@ class Policy {
   // in the order of the chain.
   virtual void OnRequest(const Request& request, OwnerSlot owner) {}
 
+  // `request` arrived in an earlier process and is `owner` now; its blocks follow by OnInsert.
+  // Called after Restore and before the first request, in the order of arrival.
+  virtual void OnRecall(const Request& request, OwnerSlot owner) {
+    Request alone = request;
+    alone.continues = false;
+    OnRequest(alone, owner);
+  }
+
   // The session of `owner` is over: its client will not send another turn.
   virtual void OnSessionOver(OwnerSlot owner) {}
 
@@ -85,6 +94,11 @@ class Policy {
   // means it is gone, and its slot will mean another extent. Sent once before the next
   // ChooseVictim.
   virtual void OnExtent(ExtentSlot extent) {}
+
+  // What was learned, in numbers for Restore in a later process; empty: nothing is.
+  virtual std::vector<double> Learned() const { return {}; }
+  // Goes on from there. False: not numbers that this policy can have learned; nothing has changed.
+  virtual bool Restore(absl::Span<const double> learned) { return learned.empty(); }
 
   // The block of `tier` to give up first: never one with a resident child in that tier, never a
   // pinned one. kNone when there is none. Called again without an event, it names the same block.

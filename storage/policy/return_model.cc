@@ -20,6 +20,7 @@ constexpr int kSeenAt = kFollowInputAt + 48;   // 4
 static_assert(kSeenAt + 4 == ReturnModel::kWeights);
 
 constexpr double kStep = 0.1;
+constexpr double kFirstGradient = 0.01;
 
 int Log2(int64_t x) { return std::bit_width(static_cast<uint64_t>(std::max<int64_t>(1, x))) - 1; }
 
@@ -39,7 +40,7 @@ ReturnModel::ReturnModel() {
   double edge = 5;
   for (size_t k = 1; k < edges_s_.size(); ++k, edge *= 1.35) edges_s_[k] = edge;
   offset_.fill(Logit(Smoothed(0, 0)));
-  gradients_.fill(0.01);
+  gradients_.fill(kFirstGradient);
 }
 
 ReturnFeatures ReturnModel::FeaturesOf(const Request& request) {
@@ -96,6 +97,39 @@ void ReturnModel::Learn(const ReturnFeatures& features, int bin, bool is_return)
   exposures_[b] += 1;
   returns_[b] += is_return ? 1 : 0;
   offset_[b] = Logit(Smoothed(returns_[b], exposures_[b]));
+}
+
+std::array<double, ReturnModel::kLearned> ReturnModel::Learned() const {
+  std::array<double, kLearned> learned;
+  auto out = std::copy(returns_.begin(), returns_.end(), learned.begin());
+  out = std::copy(exposures_.begin(), exposures_.end(), out);
+  out = std::copy(weights_.begin(), weights_.end(), out);
+  std::copy(gradients_.begin(), gradients_.end(), out);
+  return learned;
+}
+
+bool ReturnModel::Restore(const std::array<double, kLearned>& learned) {
+  // A weight moves by at most kStep / sqrt(n) in its n-th step; counts beyond 2^53 do not grow.
+  constexpr double kWeightMax = 1e6;
+  constexpr double kCountMax = 0x1p53;
+  const double* const returns = learned.data();
+  const double* const exposures = returns + kBins;
+  const double* const weights = exposures + kBins;
+  const double* const gradients = weights + kWeights;
+  // Written so that NaN fails.
+  for (int b = 0; b < kBins; ++b) {
+    if (!(returns[b] >= 0 && returns[b] <= exposures[b] && exposures[b] <= kCountMax)) return false;
+  }
+  for (int w = 0; w < kWeights; ++w) {
+    if (!(std::abs(weights[w]) <= kWeightMax)) return false;
+    if (!(gradients[w] >= kFirstGradient && gradients[w] <= kCountMax)) return false;
+  }
+  std::copy_n(returns, kBins, returns_.begin());
+  std::copy_n(exposures, kBins, exposures_.begin());
+  std::copy_n(weights, kWeights, weights_.begin());
+  std::copy_n(gradients, kWeights, gradients_.begin());
+  for (size_t b = 0; b < kBins; ++b) offset_[b] = Logit(Smoothed(returns_[b], exposures_[b]));
+  return true;
 }
 
 double ReturnModel::Index(const ReturnFeatures& features, int bin) const {

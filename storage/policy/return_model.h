@@ -41,6 +41,12 @@ class ReturnModel {
   // One observation: the session was in `bin` and left it by returning, or by ageing out of it.
   void Learn(const ReturnFeatures& features, int bin, bool is_return);
 
+  // What was learned: two counts per bin, then weights and gradient sums.
+  static constexpr int kLearned = 2 * kBins + 2 * kWeights;
+  std::array<double, kLearned> Learned() const;
+  // False: not what can have been learned; nothing has changed.
+  bool Restore(const std::array<double, kLearned>& learned);
+
   // The index of a session that is in `bin` now; kBins: older than the last edge.
   double Index(const ReturnFeatures& features, int bin) const;
 

@@ -78,6 +78,22 @@ void RtvPolicy::OnRequest(const Request& request, OwnerSlot owner) {
   }
 }
 
+// Nothing is learned here: the exposures that have passed, and the returns, are in the model.
+void RtvPolicy::OnRecall(const Request& request, OwnerSlot owner) {
+  if (owner >= turns_.size()) turns_.resize(static_cast<size_t>(owner) + 1);
+  Turn& turn = turns_[owner];
+  turn = Turn();
+  turn.features = ReturnModel::FeaturesOf(request);
+  const double age_s = now_s_ - request.time_s;
+  while (turn.bin < ReturnModel::kBins && model_.EdgeOf(turn.bin + 1) <= age_s) ++turn.bin;
+  turn.index = IndexOf(turn);
+  for (auto bin = static_cast<size_t>(turn.bin); bin < next_.size(); ++bin) {
+    if (next_[bin] == kNone) next_[bin] = owner;
+  }
+  const OwnerSlot parent = request.continues ? tree_.FindOwner(request.parent) : kNone;
+  if (parent != kNone) turns_[parent].is_returned = true;
+}
+
 double RtvPolicy::IndexOf(const Turn& turn) const {
   if (turn.expected_s > now_s_) return 1 / std::max(kSoonestS, turn.expected_s - now_s_);
   return model_.Index(turn.features, turn.bin);
@@ -99,6 +115,26 @@ void RtvPolicy::OnExtent(ExtentSlot slot) {
   const Extent& extent = tree_.extent(slot);
   const Turn& turn = turns_[extent.owner];
   order_.Set(slot, turn.index, turn.is_returned || turn.is_over);
+}
+
+std::vector<double> RtvPolicy::Learned() const {
+  const auto model = model_.Learned();
+  const auto means = order_.Means();
+  std::vector<double> learned(model.begin(), model.end());
+  learned.insert(learned.end(), means.begin(), means.end());
+  return learned;
+}
+
+bool RtvPolicy::Restore(absl::Span<const double> learned) {
+  std::array<double, ReturnModel::kLearned> model;
+  std::array<double, ValueOrder::kMeans> means;
+  if (learned.size() != model.size() + means.size()) return false;
+  std::copy_n(learned.begin(), model.size(), model.begin());
+  std::copy_n(learned.begin() + model.size(), means.size(), means.begin());
+  ReturnModel restored;
+  if (!restored.Restore(model) || !order_.Restore(means)) return false;
+  model_ = restored;
+  return true;
 }
 
 BlockNumber RtvPolicy::ChooseVictim(int tier) {

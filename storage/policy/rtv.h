@@ -29,9 +29,12 @@ class RtvPolicy final : public Policy {
   std::string_view name() const override { return "rtv"; }
   void OnTime(double now_s) override;
   void OnRequest(const Request& request, OwnerSlot owner) override;
+  void OnRecall(const Request& request, OwnerSlot owner) override;
   void OnSessionOver(OwnerSlot owner) override;
   void OnReturnExpected(OwnerSlot owner, double at_s) override;
   void OnExtent(ExtentSlot extent) override;
+  std::vector<double> Learned() const override;
+  bool Restore(absl::Span<const double> learned) override;
   BlockNumber ChooseVictim(int tier) override;
 
  private:

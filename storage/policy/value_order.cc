@@ -24,6 +24,18 @@ void ValueOrder::OnReturn(bool has_hit_tail) {
   tail_hits_ += has_hit_tail ? 1 : 0;
 }
 
+bool ValueOrder::Restore(const std::array<double, kMeans>& means) {
+  constexpr double kMost = 0x1p53;
+  const auto [blocks_per_request, returns, tail_hits] = means;
+  if (!(blocks_per_request > 0 && blocks_per_request <= kMost)) return false;
+  if (!(tail_hits >= 0 && tail_hits <= returns && returns <= kMost)) return false;
+  blocks_per_request_ = blocks_per_request;
+  returns_ = returns;
+  tail_hits_ = tail_hits;
+  ++version_;
+  return true;
+}
+
 int ValueOrder::KindOf(ExtentSlot slot) const {
   const Extent& extent = tree_.extent(slot);
   const int32_t need = extent.full_blocks;

@@ -36,6 +36,11 @@ class ValueOrder {
   void OnRequest(const Request& request);
   void OnReturn(bool has_hit_tail);
 
+  // The running means, to go on from in a later process. Restore: false where they can be none.
+  static constexpr int kMeans = 3;
+  std::array<double, kMeans> Means() const { return {blocks_per_request_, returns_, tail_hits_}; }
+  bool Restore(const std::array<double, kMeans>& means);
+
   // Files the extent under `key`, which orders as the index does; takes it out when it may not
   // shrink or is gone.
   void Set(ExtentSlot slot, double key, bool is_done);

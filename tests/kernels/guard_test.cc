@@ -138,6 +138,11 @@ TEST(Guard, AttentionOfSafeIsAsGoodAsWithoutTheBias) {
   EXPECT_LE(guarded.attention_kl, 2 * of_clean.attention_kl);
   const Damage unguarded = DamageOf(biased, kSafe, CodecPlan());
   EXPECT_GT(unguarded.attention_kl, 50 * of_clean.attention_kl);
+  RecordProperty("kl_clean", std::to_string(of_clean.attention_kl));
+  RecordProperty("kl_guarded", std::to_string(guarded.attention_kl));
+  RecordProperty("kl_unguarded", std::to_string(unguarded.attention_kl));
+  RecordProperty("key_error_clean", std::to_string(of_clean.key_error));
+  RecordProperty("key_error_unguarded", std::to_string(unguarded.key_error));
   // What a check of the reconstruction would have said.
   EXPECT_LE(unguarded.key_error, 2 * of_clean.key_error);
 }

@@ -86,6 +86,7 @@ GetFrameHeader RandomGet(Rng& rng) {
   header.num_tokens = static_cast<uint32_t>(RandomNumber(rng));
   header.window_offset = RandomNumber(rng);
   header.window_bytes = RandomNumber(rng);
+  header.calibration_id = RandomBytes(rng, rng.Below(2) * 32);
   return header;
 }
 
@@ -117,6 +118,7 @@ v1::GetFrame MessageOf(const GetFrameHeader& header, const std::string& payload)
   frame.set_num_tokens(header.num_tokens);
   frame.set_window_offset(header.window_offset);
   frame.set_window_bytes(header.window_bytes);
+  frame.set_calibration_id(header.calibration_id);
   frame.set_payload(payload);
   return frame;
 }

@@ -62,10 +62,11 @@ TEST(ServerConfig, DefaultsAreThoseOfTheStructs) {
   EXPECT_EQ(from_nothing.drain_timeout, fresh.drain_timeout);
   EXPECT_EQ(from_nothing.log_level, fresh.log_level);
   EXPECT_EQ(from_nothing.store.dram_bytes, fresh.store.dram_bytes);
-  EXPECT_EQ(from_nothing.store.dram_headroom_bytes, fresh.store.dram_headroom_bytes);
+  EXPECT_EQ(from_nothing.store.dram_headroom_bytes, fresh.store.dram_bytes / 128);
   EXPECT_EQ(from_nothing.store.policy, fresh.store.policy);
   EXPECT_EQ(from_nothing.guard_derives, fresh.guard_derives);
   EXPECT_EQ(from_nothing.store.turn_gap, fresh.store.turn_gap);
+  EXPECT_EQ(from_nothing.store.block_ttl, fresh.store.block_ttl);
   EXPECT_EQ(from_nothing.store.disk_admission, fresh.store.disk_admission);
   EXPECT_EQ(from_nothing.store.disk_write_bytes_per_day, fresh.store.disk_write_bytes_per_day);
   EXPECT_EQ(from_nothing.store.nvme_path, fresh.store.nvme_path);
@@ -97,6 +98,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
                                           "--policy.name=hazard",
                                           "--policy.turn_gap=20s",
                                           "--guard.mode=off",
+                                          "--policy.ttl=21h",
                                           "--nvme.write_behind_max=64MiB",
                                           "--tickets.write_deadline=7s",
                                           "--tickets.reuse_delay=8s",
@@ -120,6 +122,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.store.policy, "hazard");
   EXPECT_FALSE(options.guard_derives);
   EXPECT_EQ(options.store.turn_gap, absl::Seconds(20));
+  EXPECT_EQ(options.store.block_ttl, absl::Hours(21));
   EXPECT_EQ(options.store.nvme_path, "/data");
   EXPECT_EQ(options.store.nvme_bytes, int64_t{3} << 30);
   EXPECT_EQ(options.store.write_behind_bytes_max, int64_t{64} << 20);
@@ -296,6 +299,7 @@ TEST(ServerConfig, RefusesWrongPoliciesByFieldAndNamesTheNearest) {
       {{"--policy.name=belady"},
        "policy.name is \"belady\", want lru, s3fifo, arc, gdsf, hazard or rtv"},
       {{"--policy.turn_gap=2h"}, "policy.turn_gap is 2h, want 0 to 1h"},
+      {{"--policy.ttl=10ms"}, "policy.ttl is 10ms, want 1s to 8760h"},
       {{"--nvme.path=/d", "--nvme.admission=second-site"},
        "nvme.admission is \"second-site\", want all or second-sight; did you mean second-sight?"},
       {{"--nvme.admission=all"},

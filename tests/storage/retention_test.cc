@@ -291,6 +291,51 @@ TEST_F(RetentionTest, OnlyTheSecondTurnMakesABlockUsedAgain) {
   EXPECT_TRUE(retention_->IsUsedAgain(KeyOf(1)));
 }
 
+// --- idle blocks ---
+
+TEST_F(RetentionTest, IdleIsWhatNoTurnHasUsedForSoLongDeepestFirst) {
+  constexpr absl::Duration kTtl = absl::Minutes(10);
+  const auto idle = [&]() -> int64_t {
+    const std::optional<BlockKey> key = retention_->ChooseIdle(kDram, kTtl);
+    for (uint64_t number = 0; key.has_value() && number < 100; ++number) {
+      if (KeyOf(number) == *key) return static_cast<int64_t>(number);
+    }
+    return -1;
+  };
+  Send({1, 2, 3});
+  clock_.Advance(absl::Minutes(9));
+  Send({1, 20, 21});  // keeps block 1
+  EXPECT_EQ(idle(), -1);
+  clock_.Advance(absl::Seconds(59));
+  EXPECT_EQ(idle(), -1);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(idle(), 3);
+  retention_->SetAside(kDram, KeyOf(3));  // in use, and so is what it stands on
+  EXPECT_EQ(idle(), -1);
+  retention_->TakeBack(kDram);
+  EXPECT_EQ(idle(), 3);
+  Remove(3);
+  EXPECT_EQ(idle(), 2);
+  Remove(2);
+  EXPECT_EQ(idle(), -1);
+  EXPECT_EQ(retention_->ChooseIdle(kNvme, kTtl), std::nullopt);
+  clock_.Advance(absl::Minutes(9));
+  for (const int64_t number : {21, 20, 1}) {
+    EXPECT_EQ(idle(), number);
+    Remove(static_cast<uint64_t>(number));
+  }
+  EXPECT_EQ(idle(), -1);
+}
+
+TEST_F(RetentionTest, WhatWasFoundAtTheStartIsIdleFromThenOn) {
+  options_.tier_bytes = {1000, 1000};
+  Make("rtv");
+  Place(1, kNvme);
+  EXPECT_EQ(retention_->ChooseIdle(kNvme, absl::Minutes(1)), std::nullopt);
+  clock_.Advance(absl::Minutes(1));
+  EXPECT_EQ(retention_->ChooseIdle(kNvme, absl::Minutes(1)), KeyOf(1));
+}
+
 // --- hints ---
 
 TEST_F(RetentionTest, ASessionThatIsOverLeavesFirst) {

@@ -349,5 +349,45 @@ TEST_F(StoreDiskTest, AfterKillNineEveryBlockIsEqualOrAMissAndPersistedOnesAreTh
   }
 }
 
+// --- blocks that nobody uses ---
+
+TEST_F(StoreDiskTest, BlocksUnusedForTheirTimeLeaveBothTiersAndUsedOrHeldOnesStay) {
+  options_.block_ttl = absl::Minutes(10);
+  OpenWithDisk();
+  for (uint64_t number = 0; number < 3; ++number) ASSERT_TRUE(Put(number).ok());
+  store_->RunMaintenance();
+  clock_.Advance(absl::Minutes(9));
+  EXPECT_TRUE(HasExactly(1));  // a use
+  const absl::StatusOr<BlockRef> held = store_->Get(KeyOf(2));
+  ASSERT_TRUE(held.ok());
+  clock_.Advance(absl::Minutes(2));
+  store_->RunMaintenance();
+  EXPECT_FALSE(Where(0).present());
+  EXPECT_EQ(Where(1), (Location{.in_dram = true, .in_nvme = true}));
+  EXPECT_EQ(store_->Stats().blocks_idle_dropped, 2);  // a copy in each tier
+  clock_.Advance(absl::Minutes(30));
+  store_->RunMaintenance();
+  EXPECT_FALSE(Where(1).present());
+  EXPECT_EQ(Where(2), (Location{.in_dram = true}));  // its reader is not done
+  EXPECT_TRUE(IsEqual(held->bytes(), RecordOf(MetaOf(KeyOf(2)), Lengths(kMiB))));
+  EXPECT_EQ(store_->Stats().dram_evictions, 0);
+}
+
+TEST_F(StoreDiskTest, WhatIsFoundAtTheStartLeavesAfterItsTimeToo) {
+  OpenWithDisk();
+  ASSERT_TRUE(Put(0).ok());
+  ASSERT_TRUE(Put(1).ok());
+  store_->RunMaintenance();
+  options_.block_ttl = absl::Hours(1);
+  Open();
+  clock_.Advance(absl::Minutes(59));
+  store_->RunMaintenance();
+  EXPECT_TRUE(HasExactly(1));
+  clock_.Advance(absl::Minutes(2));
+  store_->RunMaintenance();
+  EXPECT_FALSE(Where(0).present());
+  EXPECT_TRUE(Where(1).present());
+}
+
 }  // namespace
 }  // namespace kvstow

@@ -53,7 +53,9 @@ void BindModel(py::module_& m) {
 }
 
 void BindCodecs(py::module_& m) {
-  m.def("check_codec", [](const std::string& text) { ValueOrRaise(ParseCodecChoice(text)); });
+  m.def("check_codec", [](const std::string& text) {
+    ValueOrRaise(ParseCodecChoice(ValueOrRaise(SplitLayers(text)).choice));
+  });
   m.def("codec_choice", &CodecChoiceToPython);
   m.def("codecs", &CodecsToPython);
   m.def("split_layers", &LayersToPython);
@@ -80,9 +82,6 @@ PYBIND11_MODULE(_kvstow, m) {
   BindModel(m);
   m.def("tune_malloc", &TuneMallocForBulkTransfers);
   BindCodecs(m);
-  m.def("check_codec", [](const std::string& text) {
-    ValueOrRaise(ParseCodecChoice(ValueOrRaise(SplitLayers(text)).choice));
-  });
   py::class_<NativeSession>(m, "Session")
       .def("put_layer", &NativeSession::PutLayer)
       .def("finish", &NativeSession::Finish)
