@@ -27,8 +27,8 @@
 
 namespace kvstow {
 
-// An output error by values costs a model less than the same by keys: the ratio in next-token KL
-// on SmolLM2-135M at 2, 3 and 4 bits (client/cli/README.md).
+// An output error by values costs a model less than the same by keys. An estimate, from what tq
+// values and tqm keys alone cost in next-token KL on one small model.
 inline constexpr double kValueWeight = 0.45;
 
 struct RecommendOptions {
