@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/bench_codec.h"
@@ -30,6 +31,7 @@ constexpr Option kBenchOptions[] = {
     {"total", "SIZE", "with --path: bytes of a round; more than the cache when not given"},
     {"blocks-per-call", "N", "with --path: blocks of one Put or Get; 32MiB of them when not given"},
     {"rounds", "N", "with --path: rounds, of which the median counts", "5"},
+    {"wire-limit", "RATE", "with --path grpc: hold the wire to 500MB/s, for example"},
 };
 
 // "-" where a figure does not apply.
@@ -127,6 +129,17 @@ absl::StatusOr<std::vector<PathKind>> ReadPaths(const Args& args) {
   return paths;
 }
 
+absl::StatusOr<double> ReadRate(const Args& args, std::string_view name) {
+  const std::string text = args.Text(name);
+  const absl::StatusOr<int64_t> bytes = absl::EndsWith(text, "/s")
+                                            ? ParseBytes(text.substr(0, text.size() - 2))
+                                            : absl::InvalidArgumentError("want a size per second");
+  if (!bytes.ok() || *bytes < 1) {
+    return UsageError(absl::StrCat("--", ToAbsl(name), " is \"", text, "\", want 500MB/s, 1GiB/s"));
+  }
+  return static_cast<double>(*bytes);
+}
+
 // All but the size, of which there may be several.
 absl::StatusOr<PathBenchOptions> ReadPathOptions(const Args& args) {
   PathBenchOptions options;
@@ -147,6 +160,9 @@ absl::StatusOr<PathBenchOptions> ReadPathOptions(const Args& args) {
   }
   KVSTOW_ASSIGN_OR_RETURN(const int64_t rounds, args.Int("rounds", 1, 100));
   KVSTOW_ASSIGN_OR_RETURN(options.timeout, args.Duration("timeout"));
+  if (args.Has("wire-limit")) {
+    KVSTOW_ASSIGN_OR_RETURN(options.wire_bytes_per_s, ReadRate(args, "wire-limit"));
+  }
   options.rounds = static_cast<int32_t>(rounds);
   return options;
 }

@@ -64,11 +64,9 @@ struct KvClientOptions {
   absl::Status Validate() const;
 };
 
-// Where quantization runs.
-enum class CompressAt { kService, kWorker };
+enum class CompressAt { kService, kWorker };  // where quantization runs
 
-// A registered model.
-struct Model {
+struct Model {  // registered
   ModelSpec spec;
   Digest fingerprint;
   std::shared_ptr<const BlockLayout> layout;

@@ -43,16 +43,15 @@ Daemon::Daemon(const TempFolder& folder, const DaemonOptions& options)
 bool Daemon::Start() {
   process_ = std::make_unique<ChildProcess>(argv_);
   if (!process_->WaitForOutput("ready ", absl::Minutes(1))) return false;
-  if (channel_ == nullptr) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ = grpc::CreateCustomChannel(target(), grpc::InsecureChannelCredentials(), arguments);
-    control_ = v1::Control::NewStub(channel_);
-    data_ = v1::Data::NewStub(channel_);
-    models_ = v1::Models::NewStub(channel_);
-  }
+  // A new one each time: the one before may not have noticed yet that its daemon is gone.
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  channel_ = grpc::CreateCustomChannel(target(), grpc::InsecureChannelCredentials(), arguments);
+  control_ = v1::Control::NewStub(channel_);
+  data_ = v1::Data::NewStub(channel_);
+  models_ = v1::Models::NewStub(channel_);
   return channel_->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(20));
 }
 

@@ -174,7 +174,7 @@ TEST(ServerConfig, DirectoryAsFileIsRefused) {
 TEST(ServerConfig, HelpListsEveryFieldWithDefaultAndExample) {
   const std::string help = HelpText(kMachine);
   const std::vector<std::string> names = ConfigFieldNames();
-  EXPECT_EQ(names.size(), 33u);
+  EXPECT_EQ(names.size(), 34u);
   for (const std::string& name : names) EXPECT_THAT(help, HasSubstr("--" + name + "="));
   EXPECT_THAT(help, HasSubstr("--dram.capacity=8GiB\n      bytes of the memory tier, populated at "
                               "start (default: 1GiB)\n"));
