@@ -61,6 +61,7 @@ absl::StatusOr<std::vector<BlockKey>> LookupKeys(const ServiceParts& parts,
 struct ReservePlan {
   const RegisteredModel& model;
   absl::Duration deadline;
+  bool is_shared = false;
 };
 
 absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan& shared,
@@ -81,6 +82,7 @@ absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, const ReservePlan
   request.unit_bytes = std::move(plan.unit_bytes);
   request.write_deadline = shared.deadline;
   request.use = std::move(use);
+  request.is_shared = shared.is_shared;
   return parts.store->Reserve(request);
 }
 
@@ -186,7 +188,8 @@ absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& requ
   KVSTOW_ASSIGN_OR_RETURN(const ModelRef model, parts.models->Find(fingerprint));
   KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints,
                           ReadHints(request.hints(), model->layout().tokens_per_block()));
-  const ReservePlan shared{*model, absl::Milliseconds(request.write_deadline_ms())};
+  const ReservePlan shared{*model, absl::Milliseconds(request.write_deadline_ms()),
+                           request.shared()};
   std::vector<std::shared_ptr<const TurnUse>> uses = StartTurns(*parts.store, request, hints);
   for (int i = 0; i < request.blocks_size(); ++i) {
     v1::ReserveResult* result = response->add_results();

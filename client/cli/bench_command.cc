@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/bench_codec.h"
@@ -30,6 +31,8 @@ constexpr Option kBenchOptions[] = {
     {"total", "SIZE", "with --path: bytes of a round; more than the cache when not given"},
     {"blocks-per-call", "N", "with --path: blocks of one Put or Get; 32MiB of them when not given"},
     {"rounds", "N", "with --path: rounds, of which the median counts", "5"},
+    {"layerwise", "", "with --path: each Get a second time, layer by layer"},
+    {"wire-limit", "RATE", "with --path grpc: hold the wire to 500MB/s, for example"},
 };
 
 // "-" where a figure does not apply.
@@ -127,6 +130,17 @@ absl::StatusOr<std::vector<PathKind>> ReadPaths(const Args& args) {
   return paths;
 }
 
+absl::StatusOr<double> ReadRate(const Args& args, std::string_view name) {
+  const std::string text = args.Text(name);
+  const absl::StatusOr<int64_t> bytes = absl::EndsWith(text, "/s")
+                                            ? ParseBytes(text.substr(0, text.size() - 2))
+                                            : absl::InvalidArgumentError("want a size per second");
+  if (!bytes.ok() || *bytes < 1) {
+    return UsageError(absl::StrCat("--", ToAbsl(name), " is \"", text, "\", want 500MB/s, 1GiB/s"));
+  }
+  return static_cast<double>(*bytes);
+}
+
 // All but the size, of which there may be several.
 absl::StatusOr<PathBenchOptions> ReadPathOptions(const Args& args) {
   PathBenchOptions options;
@@ -147,6 +161,10 @@ absl::StatusOr<PathBenchOptions> ReadPathOptions(const Args& args) {
   }
   KVSTOW_ASSIGN_OR_RETURN(const int64_t rounds, args.Int("rounds", 1, 100));
   KVSTOW_ASSIGN_OR_RETURN(options.timeout, args.Duration("timeout"));
+  options.layerwise = args.Has("layerwise");
+  if (args.Has("wire-limit")) {
+    KVSTOW_ASSIGN_OR_RETURN(options.wire_bytes_per_s, ReadRate(args, "wire-limit"));
+  }
   options.rounds = static_cast<int32_t>(rounds);
   return options;
 }
@@ -161,11 +179,12 @@ void ShowPathLine(const PathBenchLine& line, Output& output, Table& table) {
   if (line.cpu_s_per_gb.has_value()) json["cpu_s_per_gb"] = *line.cpu_s_per_gb;
   if (line.p50_ms.has_value()) json["p50_ms"] = *line.p50_ms;
   if (line.p99_ms.has_value()) json["p99_ms"] = *line.p99_ms;
+  if (line.first_layer_shares.has_value()) json["first_layer_shares"] = *line.first_layer_shares;
   output.Json(json);
   table.AddRow({line.case_name, FormatBytes(line.block_bytes), FormatNumber(line.gb_per_s, 2),
                 line.ceiling.empty() ? "-" : line.ceiling, Cell(line.ratio, 2),
                 Cell(line.cpu_s_per_gb.value_or(0), 2), Cell(line.p50_ms.value_or(0), 2),
-                Cell(line.p99_ms.value_or(0), 2)});
+                Cell(line.p99_ms.value_or(0), 2), Cell(line.first_layer_shares.value_or(0), 2)});
 }
 
 absl::Status BenchPaths(const Args& args, Output& output) {
@@ -183,7 +202,8 @@ absl::Status BenchPaths(const Args& args, Output& output) {
   }
   const int num_rounds = (options.rounds + 1) * static_cast<int>(block_bytes.size());
   Progress progress(output, "bench", num_rounds);
-  Table table({"CASE", "BLOCK", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS"});
+  Table table(
+      {"CASE", "BLOCK", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS", "1ST LAYER"});
   int num_before = 0;
   for (const int64_t bytes : block_bytes) {
     options.block_bytes = bytes;

@@ -16,6 +16,7 @@
 #include "client/cli/daemon.h"
 #include "client/cli/output.h"
 #include "client/cli/socket_peer.h"
+#include "client/cli/wire_process.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 
@@ -25,25 +26,29 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int32_t kTokensPerBlock = 64;
 constexpr int32_t kDim = 128;
-constexpr int32_t kKvHeads = 2;
 constexpr int64_t kPlaneBytes = int64_t{kTokensPerBlock} * kDim * 2;  // bf16
-constexpr int64_t kLayerBytes = 2 * int64_t{kKvHeads} * kPlaneBytes;  // 64 KiB
+// As of a model of 8 billion parameters where layers count, else less: more sizes of blocks.
+constexpr int32_t kKvHeads = 2;
+constexpr int32_t kKvHeadsLayerwise = 8;
 constexpr int64_t kBytesPerCall = 32 * kMiB;
 constexpr int32_t kRoundsMax = 100;
 
-// A pool of populated pages.
+// A pool of populated pages. Before it are those of one plane, where a block would be that stands
+// before the first one.
 class Pool {
  public:
+  static constexpr int64_t kLeadBytes = kPlaneBytes;
+
   static absl::StatusOr<std::unique_ptr<Pool>> Create(int64_t num_bytes) {
-    void* const memory = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE,
+    void* const memory = mmap(nullptr, kLeadBytes + num_bytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED) {
       return absl::ResourceExhaustedError(
           absl::StrCat("no memory for a pool of ", num_bytes, " bytes; give a smaller --total"));
     }
-    return std::unique_ptr<Pool>(new Pool(static_cast<std::byte*>(memory), num_bytes));
+    return std::unique_ptr<Pool>(new Pool(static_cast<std::byte*>(memory) + kLeadBytes, num_bytes));
   }
-  ~Pool() { munmap(bytes_.data(), bytes_.size()); }
+  ~Pool() { munmap(bytes_.data() - kLeadBytes, kLeadBytes + bytes_.size()); }
   absl::Span<std::byte> bytes() const { return bytes_; }
 
  private:
@@ -65,16 +70,24 @@ void FillPool(absl::Span<std::byte> bytes) {
   }
 }
 
-// A model whose block is `block_bytes` in row form.
-ModelSpec BenchSpec(int64_t block_bytes) {
+int32_t NumHeads(const PathBenchOptions& options) {
+  return options.layerwise ? kKvHeadsLayerwise : kKvHeads;
+}
+
+int64_t LayerBytes(const PathBenchOptions& options) {
+  return 2 * int64_t{NumHeads(options)} * kPlaneBytes;  // 64 KiB or 256 KiB
+}
+
+// A model whose block is options.block_bytes in row form.
+ModelSpec BenchSpec(const PathBenchOptions& options) {
   ModelSpec spec;
   spec.name = "kvstow-bench";
   spec.weights = "synthetic";
   spec.tokens_per_block = kTokensPerBlock;
   spec.groups = {{.first_layer = 0,
-                  .num_layers = static_cast<int32_t>(block_bytes / kLayerBytes),
+                  .num_layers = static_cast<int32_t>(options.block_bytes / LayerBytes(options)),
                   .kind = LayerKind::kFull,
-                  .num_kv_heads = kKvHeads,
+                  .num_kv_heads = NumHeads(options),
                   .k_dim = kDim,
                   .v_dim = kDim}};
   return spec;
@@ -84,6 +97,7 @@ ModelSpec BenchSpec(int64_t block_bytes) {
 struct Samples {
   std::vector<double> gb_per_s;
   std::vector<double> call_ms;
+  std::vector<double> first_layer_shares;  // of each call, layer by layer
   double cpu_s = 0;
   double gb = 0;
   bool has_cpu = true;
@@ -108,10 +122,14 @@ class PathBench {
   std::vector<PathBenchLine> Lines() const;
 
  private:
+  std::vector<PathBenchLine> WireLines() const;
   int32_t num_calls() const {
     return static_cast<int32_t>(options_.total_bytes / options_.block_bytes /
                                 options_.blocks_per_call);
   }
+  bool has_wire() const { return options_.wire_bytes_per_s > 0; }
+  // Blocks of a prompt that stand before those that are put, and are not put themselves.
+  int32_t num_before() const { return has_wire() ? 1 : 0; }
   int64_t call_bytes() const { return options_.block_bytes * options_.blocks_per_call; }
   void ChooseSizes();
   absl::Status AddCase(PathKind path, const std::string& preset);
@@ -120,7 +138,8 @@ class PathBench {
   absl::Status Timed(const std::string& name, pid_t other,
                      const std::function<absl::Status()>& work);
   absl::Status PutAll(const PathCase& path, int round_idx);
-  absl::Status GetAll(const PathCase& path);
+  absl::Status GetAll(const PathCase& path, const std::string& name, bool layerwise);
+  absl::Status GetAndCheck(const PathCase& path, const std::string& name, bool layerwise);
   absl::Status PutAndGet(const PathCase& path, int round_idx);
   absl::Status PlainSockets();
   absl::Status Check(std::string_view what);
@@ -131,6 +150,7 @@ class PathBench {
   bool is_tcp_ = false;
   std::unique_ptr<SocketPeer> unix_peer_;
   std::unique_ptr<SocketPeer> tcp_peer_;
+  std::unique_ptr<WireProcess> wire_;  // null: not held
   std::unique_ptr<DaemonProcess> daemon_;
   pid_t server_pid_ = -1;
   Service service_;
@@ -159,6 +179,9 @@ absl::Status PathBench::Prepare() {
   is_tcp_ = !options_.target.empty() && !absl::StartsWith(NormalTarget(options_.target), "unix:");
   KVSTOW_ASSIGN_OR_RETURN(unix_peer_, SocketPeer::Start(SocketKind::kUnix, options_.total_bytes));
   KVSTOW_ASSIGN_OR_RETURN(tcp_peer_, SocketPeer::Start(SocketKind::kTcp, options_.total_bytes));
+  if (has_wire()) {
+    KVSTOW_ASSIGN_OR_RETURN(wire_, WireProcess::Start({.bytes_per_s = options_.wire_bytes_per_s}));
+  }
   if (options_.target.empty()) {
     // The round's blocks, their headers, and room for those of the round before.
     std::vector<std::string> flags;
@@ -171,14 +194,16 @@ absl::Status PathBench::Prepare() {
     options_.target = daemon_->target();
   }
   KVSTOW_ASSIGN_OR_RETURN(service_, ConnectTo(options_.target, options_.timeout));
+  if (has_wire()) KVSTOW_RETURN_IF_ERROR(wire_->ConnectTo(service_.target));
   server_pid_ = daemon_ != nullptr ? daemon_->pid() : PeerPid(service_.target);
-  absl::StatusOr<Model> model = service_.kv->RegisterModel(BenchSpec(options_.block_bytes));
+  absl::StatusOr<Model> model = service_.kv->RegisterModel(BenchSpec(options_));
   if (!model.ok()) return service_.Explain(model.status());
   model_ = *std::move(model);
   KVSTOW_ASSIGN_OR_RETURN(source_, Pool::Create(options_.total_bytes));
   KVSTOW_ASSIGN_OR_RETURN(result_, Pool::Create(options_.total_bytes));
   FillPool(source_->bytes());
-  for (int32_t i = 0; i < kTokensPerBlock * options_.blocks_per_call; ++i) tokens_.push_back(i);
+  const int32_t num_blocks = num_before() + options_.blocks_per_call;
+  for (int32_t i = 0; i < kTokensPerBlock * num_blocks; ++i) tokens_.push_back(i);
   for (const PathKind path : options_.paths) {
     for (const std::string& preset : options_.presets) {
       KVSTOW_RETURN_IF_ERROR(AddCase(path, preset));
@@ -192,7 +217,8 @@ absl::Status PathBench::AddCase(PathKind path, const std::string& preset) {
   // The plain case has the plain name.
   if (preset != "lossless") absl::StrAppend(&added.name, "/", preset);
   KVSTOW_ASSIGN_OR_RETURN(added.codec, ParseCodecChoice(preset));
-  KvClientOptions options{.target = service_.target, .data_timeout = options_.timeout};
+  KvClientOptions options{.target = has_wire() ? wire_->target() : service_.target,
+                          .data_timeout = options_.timeout};
   options.paths.clear();
   if (path != PathKind::kGrpc) options.paths = {path};
   options.ucx = {.tls = "tcp", .net_devices = "lo"};  // as the daemon that we start
@@ -210,7 +236,7 @@ std::vector<LayerRows> PathBench::LayersAt(absl::Span<std::byte> pool, int32_t c
   for (LayerRows& layer : layers) {
     for (RowsView* view : {&layer.k, &layer.v}) {
       *view = {.data = next, .token_stride_bytes = row_bytes, .head_stride_bytes = head_bytes};
-      next += head_bytes * kKvHeads;
+      next += head_bytes * NumHeads(options_);
     }
   }
   return layers;
@@ -243,13 +269,19 @@ absl::Status PathBench::Timed(const std::string& name, pid_t other,
 absl::Status PathBench::PutAll(const PathCase& path, int round_idx) {
   keys_.clear();
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
-    const std::vector<LayerRows> layers = LayersAt(source_->bytes(), call_idx);
+    std::vector<LayerRows> layers = LayersAt(source_->bytes(), call_idx);
+    // Token 0 of a view is token 0 of the prompt, whether it is put or not.
+    for (LayerRows& layer : layers) {
+      for (RowsView* view : {&layer.k, &layer.v}) view->data -= num_before() * kPlaneBytes;
+    }
     const absl::Time start = absl::Now();
-    absl::StatusOr<PutSummary> put =
-        path.kv->Put(model_, {.context = ContextOf(round_idx, call_idx),
-                              .tokens = tokens_,
-                              .layers = layers,
-                              .codec = path.codec});
+    absl::StatusOr<PutSummary> put = path.kv->Put(
+        model_, {.context = ContextOf(round_idx, call_idx),
+                 .tokens = tokens_,
+                 .layers = layers,
+                 .codec = path.codec,
+                 .first_block = num_before(),
+                 .compress_at = has_wire() ? CompressAt::kWorker : CompressAt::kService});
     samples_[path.name + "/put"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     if (!put.ok()) return service_.Explain(put.status());
     if (put->num_stored != options_.blocks_per_call) {
@@ -258,17 +290,32 @@ absl::Status PathBench::PutAll(const PathCase& path, int round_idx) {
           put->first_refusal.message(), "); a round needs ", FormatBytes(options_.total_bytes),
           " of free memory tier, or a smaller --total"));
     }
+    put->keys.erase(put->keys.begin(), put->keys.begin() + num_before());
     keys_.push_back(std::move(put->keys));
   }
   return absl::OkStatus();
 }
 
-absl::Status PathBench::GetAll(const PathCase& path) {
+absl::Status PathBench::GetAll(const PathCase& path, const std::string& name, bool layerwise) {
+  Samples& samples = samples_[name];
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
     const std::vector<LayerRows> layers = LayersAt(result_->bytes(), call_idx);
     const absl::Time start = absl::Now();
-    const absl::StatusOr<GetSummary> got = path.kv->Get(model_, keys_[call_idx], layers);
-    samples_[path.name + "/get"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+    absl::Duration first_layer;
+    GetOptions get;
+    if (layerwise) {
+      get.on_layers = [&](const LayersReady& ready) {
+        if (ready.first_layer == 0) first_layer = absl::Now() - start;
+      };
+    }
+    const absl::StatusOr<GetSummary> got =
+        path.kv->Get(model_, keys_[call_idx], layers, /*first_token=*/0, get);
+    const absl::Duration all = absl::Now() - start;
+    samples.call_ms.push_back(absl::ToDoubleMilliseconds(all));
+    if (layerwise) {
+      samples.first_layer_shares.push_back(absl::FDivDuration(first_layer, all) *
+                                           model_.spec.num_layers());
+    }
     if (!got.ok()) return service_.Explain(got.status());
     for (const absl::Status& block : got->blocks) {
       if (absl::IsNotFound(block)) {
@@ -309,7 +356,7 @@ absl::Status PathBench::CheckDecoded(const PathCase& path) {
       const int32_t idx = at % layout.num_planes();
       GatherPlane(layout, idx, is_key ? from.k : from.v, token, want.data());
       GatherPlane(layout, idx, is_key ? to.k : to.v, token, got.data());
-      const bool is_raw = block_idx == 0 && path.codec.raw_first_block;
+      const bool is_raw = num_before() + block_idx == 0 && path.codec.raw_first_block;
       const Codec& codec = *FindCodec(
           is_raw ? CodecId::kRaw : EffectiveCodec(path.codec.pair.of(plane.role), shape));
       if (codec.id != CodecId::kRaw &&
@@ -337,16 +384,23 @@ absl::Status PathBench::PlainSockets() {
   return absl::OkStatus();
 }
 
+absl::Status PathBench::GetAndCheck(const PathCase& path, const std::string& name, bool layerwise) {
+  KVSTOW_RETURN_IF_ERROR(Timed(name, server_pid_, [&] { return GetAll(path, name, layerwise); }));
+  return path.preset == "lossless" ? Check(path.name) : CheckDecoded(path);
+}
+
 absl::Status PathBench::PutAndGet(const PathCase& path, int round_idx) {
   KVSTOW_RETURN_IF_ERROR(
       Timed(path.name + "/put", server_pid_, [&] { return PutAll(path, round_idx); }));
-  KVSTOW_RETURN_IF_ERROR(Timed(path.name + "/get", server_pid_, [&] { return GetAll(path); }));
+  KVSTOW_RETURN_IF_ERROR(GetAndCheck(path, path.name + "/get", /*layerwise=*/false));
+  if (options_.layerwise) {
+    KVSTOW_RETURN_IF_ERROR(GetAndCheck(path, path.name + "/layers/get", /*layerwise=*/true));
+  }
   const std::string taken = path.kv->ExplainPath();
   if (path.path != PathKind::kGrpc && taken != PathName(path.path)) {
     return absl::FailedPreconditionError(
         absl::StrCat("path ", ToAbsl(PathName(path.path)), " cannot be had: ", taken));
   }
-  KVSTOW_RETURN_IF_ERROR(path.preset == "lossless" ? Check(path.name) : CheckDecoded(path));
   for (const std::vector<BlockKey>& keys : keys_) {
     const absl::StatusOr<int64_t> num_deleted = path.kv->Delete(keys);
     if (!num_deleted.ok()) return service_.Explain(num_deleted.status());
@@ -360,10 +414,15 @@ absl::Status PathBench::Round(int round_idx) {
     return absl::OkStatus();
   }));
   KVSTOW_RETURN_IF_ERROR(Check("memcpy"));
+  if (has_wire()) {
+    samples_["wire"].gb_per_s.push_back(options_.wire_bytes_per_s / 1e9);
+    samples_["wire"].has_cpu = false;
+  }
   // Every other round the service goes first: what runs second finds other caches.
-  if (round_idx % 2 == 0) KVSTOW_RETURN_IF_ERROR(PlainSockets());
+  const bool sockets_first = round_idx % 2 == 0;
+  if (!has_wire() && sockets_first) KVSTOW_RETURN_IF_ERROR(PlainSockets());
   for (const PathCase& path : cases_) KVSTOW_RETURN_IF_ERROR(PutAndGet(path, round_idx));
-  if (round_idx % 2 != 0) KVSTOW_RETURN_IF_ERROR(PlainSockets());
+  if (!has_wire() && !sockets_first) KVSTOW_RETURN_IF_ERROR(PlainSockets());
   return absl::OkStatus();
 }
 
@@ -385,10 +444,25 @@ PathBenchLine PathBench::Line(const std::string& name, const std::string& ceilin
     line.p50_ms = PercentileOf(samples.call_ms, 0.50);
     line.p99_ms = PercentileOf(samples.call_ms, 0.99);
   }
+  if (!samples.first_layer_shares.empty()) {
+    line.first_layer_shares = MedianOf(samples.first_layer_shares);
+  }
   return line;
 }
 
+std::vector<PathBenchLine> PathBench::WireLines() const {
+  std::vector<PathBenchLine> lines = {Line("wire", "")};
+  for (const PathCase& path : cases_) {
+    const bool is_first = &path == &cases_.front();
+    for (const std::string op : {"/put", "/get"}) {
+      lines.push_back(Line(path.name + op, is_first ? "wire" : cases_.front().name + op));
+    }
+  }
+  return lines;
+}
+
 std::vector<PathBenchLine> PathBench::Lines() const {
+  if (has_wire()) return WireLines();
   std::vector<PathBenchLine> lines = {Line("memcpy", "")};
   for (const char* name :
        {"socket/unix/put", "socket/unix/get", "socket/tcp/put", "socket/tcp/get"}) {
@@ -400,6 +474,7 @@ std::vector<PathBenchLine> PathBench::Lines() const {
       const std::string socket = absl::StrCat("socket/", is_tcp ? "tcp" : "unix", op);
       lines.push_back(Line(path.name + op, path.path == PathKind::kShm ? "memcpy" : socket));
     }
+    if (options_.layerwise) lines.push_back(Line(path.name + "/layers/get", path.name + "/get"));
   }
   return lines;
 }
@@ -407,9 +482,14 @@ std::vector<PathBenchLine> PathBench::Lines() const {
 }  // namespace
 
 absl::Status PathBenchOptions::Validate() const {
-  if (block_bytes < kLayerBytes || block_bytes % kLayerBytes != 0 || block_bytes > 64 * kMiB) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--size is ", block_bytes, " bytes, want a multiple of 64KiB, at most 64MiB"));
+  const int64_t layer_bytes = LayerBytes(*this);
+  if (block_bytes < layer_bytes || block_bytes % layer_bytes != 0 || block_bytes > 64 * kMiB) {
+    return absl::InvalidArgumentError(absl::StrCat("--size is ", block_bytes,
+                                                   " bytes, want a multiple of ",
+                                                   FormatBytes(layer_bytes), ", at most 64MiB"));
+  }
+  if (wire_bytes_per_s != 0 && layerwise) {
+    return absl::InvalidArgumentError("--wire-limit and --layerwise: want one of them");
   }
   if (blocks_per_call < 0 || blocks_per_call > 4096) {
     return absl::InvalidArgumentError(
@@ -420,6 +500,9 @@ absl::Status PathBenchOptions::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat(
         "--total is ", total_bytes, " bytes, want a multiple of one call: ", FormatBytes(one_call),
         " (--size times --blocks-per-call)"));
+  }
+  if (wire_bytes_per_s != 0 && paths != std::vector<PathKind>{PathKind::kGrpc}) {
+    return absl::InvalidArgumentError("--wire-limit holds gRPC's wire: want --path grpc");
   }
   if (rounds < 1 || rounds > kRoundsMax) {
     return absl::InvalidArgumentError(

@@ -26,6 +26,9 @@ struct PutPlan {
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;
   Conversation conversation;
+  HeadRange heads;
+
+  bool is_shared() const { return heads.count > 0; }
 
   CodecPair CodecsOf(int32_t block_idx) const {
     return codec.OfBlock(block_idx, static_cast<int64_t>(keys.size()),

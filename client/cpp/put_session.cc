@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client_state.h"
 #include "client/cpp/kv_client.h"
+#include "client/cpp/plane_selection.h"
 #include "client/cpp/put_batch.h"
 #include "kernels/core/status_macros.h"
 #include "proto/convert.h"
@@ -49,6 +50,7 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
   }
   KVSTOW_RETURN_IF_ERROR(CheckNumTokens(static_cast<int64_t>(num_tokens), "tokens"));
   KVSTOW_RETURN_IF_ERROR(CheckKeyContext(request.context));
+  KVSTOW_RETURN_IF_ERROR(CheckHeads(*model.layout, request.heads));
   KeyContext context = request.context;
   context.fingerprint = model.fingerprint;
   return PutPlan{.client = client,
@@ -57,7 +59,8 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
                  .codec = request.codec,
                  .compress_at = request.compress_at,
                  .durable = request.durable,
-                 .conversation = request.conversation};
+                 .conversation = request.conversation,
+                 .heads = request.heads};
 }
 
 // The blocks of a request, of `num_blocks` in the prompt.
@@ -80,6 +83,8 @@ void Count(const PutOutcome& outcome, PutSummary& summary) {
     ++summary.num_stored;
   } else if (absl::IsAlreadyExists(outcome.status)) {
     ++summary.num_existing;
+  } else if (outcome.is_shared) {
+    ++summary.num_shared;
   } else {
     ++summary.num_refused;
     if (summary.first_refusal.ok()) summary.first_refusal = outcome.status;

@@ -300,5 +300,25 @@ TEST_F(CliService, BenchVerifiesBytesAndReportsEachPathBesideItsCeiling) {
   EXPECT_EQ(Kvstow({"stat", "--json"}).lines()[0]["blocks"], 0);  // it cleans up
 }
 
+// So slow a wire that nothing but the wire counts, however busy the machine is.
+TEST_F(CliService, OverASlowWireQuantizedBlocksComeAsMuchFasterAsTheyAreSmaller) {
+  testing::ChildProcess bench({testing::CliBinary(), "bench", "--path=grpc", "--wire-limit=25MB/s",
+                               "--preset=lossless,safe", "--total=8MiB", "--blocks-per-call=4",
+                               "--rounds=1", "--json", "--target=" + daemon_.target()});
+  ASSERT_EQ(bench.WaitForExit(absl::Seconds(120)), 0) << bench.output();
+  const std::vector<Json> lines = Result{0, bench.output(), ""}.lines();
+  ASSERT_EQ(lines.size(), 5u) << bench.output();
+  EXPECT_EQ(lines[0]["case"], "wire");
+  EXPECT_EQ(lines[0]["gb_per_s"], 0.025);
+  for (const int lossless : {1, 2}) {
+    EXPECT_EQ(lines[lossless]["ceiling"], "wire");
+    EXPECT_GT(lines[lossless]["ratio"], 0.7) << bench.output();
+    EXPECT_LT(lines[lossless]["ratio"], 1.1) << "faster than the wire: " << bench.output();
+  }
+  EXPECT_EQ(lines[4]["case"], "grpc/safe/get");
+  EXPECT_EQ(lines[4]["ceiling"], "grpc/get");
+  for (const int safe : {3, 4}) EXPECT_GT(lines[safe]["ratio"], 3.3) << bench.output();
+}
+
 }  // namespace
 }  // namespace kvstow

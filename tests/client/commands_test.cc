@@ -81,6 +81,8 @@ TEST(Cli, UsageErrorsGiveStatus2AndOneLine) {
                                              {"bench"},
                                              {"bench", "--path=rdma"},
                                              {"bench", "--path=grpc", "--size=100KiB"},
+                                             {"bench", "--path=grpc", "--wire-limit=fast"},
+                                             {"bench", "--path=shm", "--wire-limit=500MB/s"},
                                              {"eval", kFixture},
                                              {"completion", "fish"},
                                              {"help", "pu"},

@@ -111,8 +111,10 @@ absl::StatusOr<const ReceivedBlock*> DamagedOnFrame(BlockReceiver* receiver,
                                                     const GetFrameHeader& header,
                                                     const FramePayload& payload) {
   if (const int frame = testing::NextDamage(); frame != 0 && payload.size() > 0) {
-    const absl::Span<const std::byte> bytes = payload.Contiguous(0, payload.size());
-    testing::Flip({const_cast<std::byte*>(bytes.data()), bytes.size()}, frame);
+    // A single byte lies in one piece, however the payload came.
+    const absl::Span<const std::byte> byte =
+        payload.Contiguous(int64_t{frame} * 7919 % payload.size(), 1);
+    testing::Flip({const_cast<std::byte*>(byte.data()), 1}, frame);
   }
   return RealOnFrame(receiver, header, payload);
 }
