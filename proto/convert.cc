@@ -159,6 +159,27 @@ absl::StatusOr<std::vector<BlockKey>> KeysFromBytes(std::string_view packed, std
   return keys;
 }
 
+absl::StatusOr<std::vector<UnitRange>> UnitRangesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::UnitRange>& messages) {
+  if (messages.size() > kMaxUnitRanges) {
+    return BadField("ranges", absl::StrCat(messages.size(), " ranges"),
+                    absl::StrCat("at most ", kMaxUnitRanges));
+  }
+  std::vector<UnitRange> ranges;
+  uint64_t end_before = 0;
+  for (const v1::UnitRange& message : messages) {
+    const uint64_t end = uint64_t{message.first()} + message.count();
+    if (message.count() == 0 || message.first() < end_before || end > UINT32_MAX) {
+      return BadField(absl::StrCat("ranges[", ranges.size(), "]"),
+                      absl::StrCat("units ", message.first(), " to ", end),
+                      absl::StrCat("at least one unit, from ", end_before, " on"));
+    }
+    ranges.push_back({message.first(), static_cast<uint32_t>(end)});
+    end_before = end;
+  }
+  return ranges;
+}
+
 std::string KeysToBytes(absl::Span<const BlockKey> keys) {
   std::string packed;
   packed.reserve(keys.size() * sizeof(BlockKey::bytes));

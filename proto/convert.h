@@ -19,6 +19,7 @@
 #include "kernels/core/block_key.h"
 #include "kernels/core/model_spec.h"
 #include "kvstow/v1/control.pb.h"
+#include "kvstow/v1/data.pb.h"
 #include "kvstow/v1/model.pb.h"
 
 namespace kvstow {
@@ -30,6 +31,7 @@ inline constexpr int64_t kMaxBlocksPerReserve = 4096;
 inline constexpr int64_t kMaxTicketsPerCall = 4096;
 inline constexpr int64_t kMaxListPage = 10000;
 inline constexpr int64_t kDefaultListPage = 1000;
+inline constexpr int kMaxUnitRanges = 65536;
 inline constexpr int kMaxTenantBytes = 1024;
 inline constexpr int kMaxContentDigestBytes = 64;  // lora_digest, each of multimodal_digests
 inline constexpr int kMaxMultimodalDigests = 1024;
@@ -71,6 +73,18 @@ absl::Status CheckNumTokens(int64_t num_tokens, std::string_view field);
 // kInvalidArgument: a session of more than 64 bytes, a pin of more than a day. The session becomes
 // a number: 64 bits of its digest.
 absl::StatusOr<WireHints> HintsFromProto(const v1::TurnHints& message);
+
+// Units [first, end) of a block.
+struct UnitRange {
+  uint32_t first = 0;
+  uint32_t end = 0;
+  bool operator==(const UnitRange&) const = default;
+};
+
+// kInvalidArgument: more than kMaxUnitRanges, an empty range, one that does not lie behind the one
+// before it.
+absl::StatusOr<std::vector<UnitRange>> UnitRangesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::UnitRange>& messages);
 
 // FORM_ROWS or FORM_ENCODED; FORM_UNSPECIFIED gives `otherwise`, which may be FORM_UNSPECIFIED to
 // refuse it. Unknown values are refused.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "service/call_deadline.h"
 #include "service/unary_answer.h"
 
 namespace kvstow {
@@ -54,7 +55,7 @@ grpc::ServerUnaryReactor* ChannelService::ListPaths(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ChannelService::OpenChannel(grpc::CallbackServerContext* context,
                                                       const v1::OpenChannelRequest* request,
                                                       v1::OpenChannelResponse* response) {
-  const absl::Duration timeout = TimeoutOf(*context);
+  const absl::Duration timeout = CallDeadline(*context).Left();
   return Answer(parts_, context, Method::kOpenChannel, Where::kControlExecutor,
                 [this, request, timeout, response] {
                   return DoOpenChannel(parts_, *request, timeout, response);

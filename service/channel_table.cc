@@ -21,6 +21,11 @@ constexpr absl::Duration kQuiesceTimeout = absl::Seconds(1);
 // One waiter polls for all, and so long; then it looks whether its own transfer has ended.
 constexpr absl::Duration kPollTimeout = absl::Milliseconds(100);
 
+// Of a transfer for a call that has `left`; transfers take no zero.
+absl::Duration TransferTimeout(absl::Duration left) {
+  return std::clamp(left, absl::Milliseconds(1), BulkChannel::kTransferTimeout);
+}
+
 // For memory that a device or a peer may still write: never given back.
 void KeepForEver(std::shared_ptr<const void> owner) {
   static auto* mutex = new Mutex();
@@ -38,7 +43,8 @@ absl::Status BulkChannel::CheckRange(uint64_t offset, uint64_t bytes) const {
       absl::StrCat("window_offset ", offset, ", window_bytes ", bytes, ": the window has ", all));
 }
 
-absl::StatusOr<FramePayload> BulkChannel::Load(uint64_t offset, uint64_t bytes) {
+absl::StatusOr<FramePayload> BulkChannel::Load(uint64_t offset, uint64_t bytes,
+                                               absl::Duration timeout) {
   KVSTOW_RETURN_IF_ERROR(CheckRange(offset, bytes));
   if (bytes > static_cast<uint64_t>(kMaxFrameBytes)) {
     return absl::InvalidArgumentError(
@@ -52,21 +58,23 @@ absl::StatusOr<FramePayload> BulkChannel::Load(uint64_t offset, uint64_t bytes) 
   }
   std::shared_ptr<std::byte[]> copy(new std::byte[bytes]);
   const absl::Span<std::byte> local(copy.get(), bytes);
-  KVSTOW_RETURN_IF_ERROR(Run(
-      {.op = TransferOp::kRead, .window_offset = from, .local = local, .timeout = kTransferTimeout},
-      copy));
+  KVSTOW_RETURN_IF_ERROR(Run({.op = TransferOp::kRead,
+                              .window_offset = from,
+                              .local = local,
+                              .timeout = TransferTimeout(timeout)},
+                             copy));
   return FramePayload(OwnedSlice(std::move(copy), local), /*is_shared=*/false);
 }
 
 absl::Status BulkChannel::Store(uint64_t offset, absl::Span<const std::byte> bytes,
-                                std::shared_ptr<const void> owner) {
+                                std::shared_ptr<const void> owner, absl::Duration timeout) {
   KVSTOW_RETURN_IF_ERROR(CheckRange(offset, bytes.size()));
   // A write does not change what it sends; the type is that of both directions.
   const absl::Span<std::byte> local(const_cast<std::byte*>(bytes.data()), bytes.size());
   return Run({.op = TransferOp::kWrite,
               .window_offset = static_cast<int64_t>(offset),
               .local = local,
-              .timeout = kTransferTimeout},
+              .timeout = TransferTimeout(timeout)},
              std::move(owner));
 }
 

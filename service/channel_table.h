@@ -3,7 +3,7 @@
 //
 //   KVSTOW_ASSIGN_OR_RETURN(uint64_t id, table.Open("shm", ticket, timeout));
 //   KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<BulkChannel> channel, table.Find(id));
-//   KVSTOW_ASSIGN_OR_RETURN(FramePayload payload, channel->Load(offset, bytes));
+//   KVSTOW_ASSIGN_OR_RETURN(FramePayload payload, channel->Load(offset, bytes, timeout));
 //
 // A channel whose worker is gone is dropped within a second; calls that use it keep it until they
 // end. Thread safety: all methods may be called at once.
@@ -28,7 +28,8 @@
 
 namespace kvstow {
 
-// A channel whose transfers a worker thread waits for. Every wait ends: by kTransferTimeout.
+// A channel whose transfers a worker thread waits for. Every wait ends: by kTransferTimeout, or by
+// the `timeout` of the call that it is for; a transfer that is late ends its channel.
 class BulkChannel : public std::enable_shared_from_this<BulkChannel> {
  public:
   static constexpr absl::Duration kTransferTimeout = absl::Seconds(5);
@@ -42,11 +43,11 @@ class BulkChannel : public std::enable_shared_from_this<BulkChannel> {
   absl::Status CheckRange(uint64_t offset, uint64_t bytes) const;
   // A range of the window: in place (then it is shared with the worker) or read into memory.
   //   kInvalidArgument  no such range;  kUnavailable: the worker is gone, or too slow
-  absl::StatusOr<FramePayload> Load(uint64_t offset, uint64_t bytes);
+  absl::StatusOr<FramePayload> Load(uint64_t offset, uint64_t bytes, absl::Duration timeout);
   // Writes into the window; statuses as of Load. `owner` keeps `bytes`: beyond this call where a
   // path cannot show that it has let go of them.
   absl::Status Store(uint64_t offset, absl::Span<const std::byte> bytes,
-                     std::shared_ptr<const void> owner);
+                     std::shared_ptr<const void> owner, absl::Duration timeout);
 
  private:
   // Posts and waits. Where local memory may still be touched afterwards, `owner` never goes.

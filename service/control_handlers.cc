@@ -65,7 +65,8 @@ struct ReservePlan {
   absl::Duration deadline;
   v1::Form form = v1::FORM_ROWS;
   Digest calibration_id = {};  // zero: the model's only one
-  PlanRef model_plan;          // one for all blocks, though another may come meanwhile; null: none
+  bool is_shared = false;
+  PlanRef model_plan;  // one for all blocks, though another may come meanwhile; null: none
   // What its codecs come to: most blocks of a call ask for the same.
   struct Planned {
     RegisteredModel::Plan block;
@@ -129,6 +130,7 @@ absl::StatusOr<TicketId> ReserveOne(const ServiceParts& parts, ReservePlan& shar
   request.unit_bytes = plan.unit_bytes;
   request.write_deadline = shared.deadline;
   request.use = std::move(use);
+  request.is_shared = shared.is_shared;
   return parts.store->Reserve(request);
 }
 
@@ -254,6 +256,7 @@ absl::Status DoReserve(const ServiceParts& parts, const v1::ReserveRequest& requ
   ReservePlan shared{.model = *model,
                      .deadline = absl::Milliseconds(request.write_deadline_ms()),
                      .form = form,
+                     .is_shared = request.shared(),
                      .model_plan = parts.plans->Current(fingerprint)};
   if (!request.calibration_id().empty()) {
     KVSTOW_ASSIGN_OR_RETURN(shared.calibration_id,

@@ -1,5 +1,6 @@
 #include "service/control_service.h"
 
+#include "service/call_deadline.h"
 #include "service/control_handlers.h"
 #include "service/plan_handlers.h"
 #include "service/unary_answer.h"
@@ -66,7 +67,7 @@ grpc::ServerUnaryReactor* ControlService::Seal(grpc::CallbackServerContext* cont
                                                const v1::SealRequest* request,
                                                v1::SealResponse* response) {
   // Always off the RPC thread: units of odd sizes are moved together when their block is sealed.
-  const absl::Duration timeout = TimeoutOf(*context);
+  const absl::Duration timeout = CallDeadline(*context).Left();
   return Answer(
       parts_, context, Method::kSeal, Where::kControlExecutor,
       [this, request, timeout, response] { return DoSeal(parts_, *request, timeout, response); });

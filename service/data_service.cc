@@ -9,14 +9,14 @@ namespace kvstow {
 
 // The calls delete themselves when they are done.
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* DataService::Put(grpc::CallbackServerContext*,
+grpc::ServerReadReactor<grpc::ByteBuffer>* DataService::Put(grpc::CallbackServerContext* context,
                                                             grpc::ByteBuffer* response) {
-  return PutCall::Start(parts_, response);
+  return PutCall::Start(parts_, CallDeadline(*context), response);
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* DataService::Get(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<grpc::ByteBuffer>* DataService::Get(grpc::CallbackServerContext* context,
                                                              const grpc::ByteBuffer* request) {
-  return GetCall::Start(parts_, *request);
+  return GetCall::Start(parts_, CallDeadline(*context), *request);
 }
 
 }  // namespace kvstow

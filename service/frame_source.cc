@@ -62,8 +62,14 @@ absl::Status FrameSource::OpenBlock() {
     if (!model.ok()) return absl::FailedPreconditionError(model.status().message());
     model_ = *std::move(model);
   }
+  if (!ranges_.empty() && ranges_.back().end > record.num_units()) {
+    return absl::InvalidArgumentError(absl::StrCat("ranges: units up to ", ranges_.back().end,
+                                                   " of a block of ", record.num_units()));
+  }
   record_ = record;
-  next_unit_ = 0;
+  is_started_ = false;
+  range_idx_ = 0;
+  next_unit_ = ranges_.empty() ? 0 : ranges_[0].first;
   pin_ = std::make_shared<PinnedBlock>(PinnedBlock{std::move(block), std::move(permit)});
   return form_ == v1::FORM_ROWS ? CheckShape() : absl::OkStatus();
 }
@@ -93,7 +99,7 @@ GetFrameHeader FrameSource::StartHeader() const {
   GetFrameHeader header;
   header.block_idx = static_cast<uint32_t>(block_idx_);
   header.first_unit = next_unit_;
-  if (next_unit_ == 0) {
+  if (!is_started_) {
     const RecordMeta& meta = record_->meta();
     header.key = std::string(meta.key.AsStringView());
     header.fingerprint = std::string(meta.fingerprint.AsStringView());
@@ -111,7 +117,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::StoredFrame() {
   const uint64_t begin = record_->entry(next_unit_).offset;
   uint64_t end = begin;
   int64_t unit_bytes = 0;
-  for (uint32_t i = next_unit_; i < record_->num_units(); ++i) {
+  for (uint32_t i = next_unit_; i < range_end(); ++i) {
     const UnitEntry& entry = record_->entry(i);
     const uint64_t bytes = entry.offset + entry.length - begin;
     if (i > next_unit_) {
@@ -143,7 +149,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::DecodedFrame() {
   // How many units: those that are encoded, up to the target.
   uint32_t last = next_unit_;
   int64_t payload_bytes = 0;
-  for (; last < record_->num_units() && last - next_unit_ < kMaxUnitsPerFrame; ++last) {
+  for (; last < range_end() && last - next_unit_ < kMaxUnitsPerFrame; ++last) {
     if (record_->entry(last).codec == CodecId::kRaw) break;
     const int64_t end =
         AlignPayload(payload_bytes) + model_->layout().plane(static_cast<int32_t>(last)).row_bytes;
@@ -185,7 +191,8 @@ absl::Status FrameSource::StoreInWindow(GetFrameHeader& header, std::shared_ptr<
         absl::StrCat("window_bytes: the range is full at block ", block_idx_, ": ", window_.bytes,
                      " bytes are left, the next frame has ", payload.size()));
   }
-  KVSTOW_RETURN_IF_ERROR(window_.channel->Store(window_.offset, payload, std::move(owner)));
+  KVSTOW_RETURN_IF_ERROR(
+      window_.channel->Store(window_.offset, payload, std::move(owner), deadline_.Left()));
   header.window_offset = window_.offset;
   header.window_bytes = payload.size();
   const uint64_t taken = std::min<uint64_t>(AlignPayload(payload.size()), window_.bytes);
@@ -205,15 +212,23 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Finish(GetFrameHeader header,
   } else {
     slices.push_back(OwnedSlice(std::move(owner), payload));
   }
-  next_unit_ += static_cast<uint32_t>(header.unit_xxh3.size());
-  if (next_unit_ == record_->num_units()) {
-    record_.reset();
-    pin_.reset();  // the slices keep it
-    model_.reset();
-    calibration_.reset();
-    ++block_idx_;
-  }
+  Advance(static_cast<uint32_t>(header.unit_xxh3.size()));
   return BuildFrame(header, std::move(slices));
+}
+
+void FrameSource::Advance(uint32_t num_units) {
+  is_started_ = true;
+  next_unit_ += num_units;
+  if (next_unit_ < range_end()) return;
+  if (range_idx_ + 1 < ranges_.size()) {
+    next_unit_ = ranges_[++range_idx_].first;
+    return;
+  }
+  record_.reset();
+  pin_.reset();  // the slices keep it
+  model_.reset();
+  calibration_.reset();
+  ++block_idx_;
 }
 
 grpc::ByteBuffer FrameSource::EndBlock(absl::StatusCode code) {

@@ -1,6 +1,6 @@
 // FrameSource: the answer to one Get as a sequence of frames, made one at a time.
 //
-//   FrameSource source(parts, keys, v1::FORM_ENCODED, hints, after);
+//   FrameSource source(parts, deadline, {.keys = keys, .form = v1::FORM_ENCODED});
 //   while (!source.done()) { KVSTOW_ASSIGN_OR_RETURN(grpc::ByteBuffer frame, source.Next()); ... }
 //
 // Units go out as they stand in the record, without a copy: the frame's slice points into it and
@@ -19,8 +19,10 @@
 
 #include "absl/status/statusor.h"
 #include "kvstow/v1/control.pb.h"
+#include "proto/convert.h"
 #include "proto/frames.h"
 #include "service/admission.h"
+#include "service/call_deadline.h"
 #include "service/channel_table.h"
 #include "service/model_registry.h"
 #include "service/service_parts.h"
@@ -44,14 +46,17 @@ class FrameSource {
     TurnHints hints;
     std::optional<BlockKey> after;  // the block before the first key
     WindowRange window;
+    std::vector<UnitRange> ranges;  // of each block; none: all of it
   };
 
-  FrameSource(const ServiceParts& parts, Question question)
+  FrameSource(const ServiceParts& parts, const CallDeadline& deadline, Question question)
       : parts_(parts),
+        deadline_(deadline),
         keys_(std::move(question.keys)),
         form_(question.form),
         hints_(question.hints),
         after_(question.after),
+        ranges_(std::move(question.ranges)),
         window_(std::move(question.window)) {}
 
   bool done() const { return block_idx_ >= keys_.size(); }
@@ -82,12 +87,20 @@ class FrameSource {
                              absl::Span<const std::byte> payload);
   grpc::ByteBuffer EndBlock(absl::StatusCode code);
   GetFrameHeader StartHeader() const;
+  // Of the range that is under way.
+  uint32_t range_end() const {
+    return ranges_.empty() ? record_->num_units() : ranges_[range_idx_].end;
+  }
+  // Past `num_units` that were sent.
+  void Advance(uint32_t num_units);
 
   const ServiceParts& parts_;
+  const CallDeadline deadline_;
   const std::vector<BlockKey> keys_;
   const v1::Form form_;
   const TurnHints hints_;
   const std::optional<BlockKey> after_;
+  const std::vector<UnitRange> ranges_;
   WindowRange window_;                  // what is left of it
   absl::Status window_fault_;           // of the call, not of a block
   std::shared_ptr<const TurnUse> use_;  // of all keys, from the first frame on
@@ -97,6 +110,8 @@ class FrameSource {
   std::optional<RecordView> record_;
   ModelRef model_;
   CalibrationRef calibration_;  // that the record names
+  bool is_started_ = false;     // a frame of it was made
+  size_t range_idx_ = 0;
   uint32_t next_unit_ = 0;
 };
 

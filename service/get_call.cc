@@ -15,9 +15,10 @@
 
 namespace kvstow {
 
-GetCall* GetCall::Start(const ServiceParts& parts, const grpc::ByteBuffer& request) {
+GetCall* GetCall::Start(const ServiceParts& parts, const CallDeadline& deadline,
+                        const grpc::ByteBuffer& request) {
   auto* call = new GetCall(parts);
-  const absl::Status status = call->Open(request);
+  const absl::Status status = call->Open(deadline, request);
   if (!status.ok()) call->End(status);
   if (status.ok() && call->FillFromPeers()) return call;
   call->Continue(/*refill_is_over=*/false);
@@ -65,7 +66,7 @@ absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<cons
   return absl::OkStatus();
 }
 
-absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
+absl::Status GetCall::Open(const CallDeadline& deadline, const grpc::ByteBuffer& request) {
   grpc::ByteBuffer copy(request);  // shares the bytes; parsing empties the buffer
   v1::GetRequest message;
   if (!grpc::SerializationTraits<v1::GetRequest>::Deserialize(&copy, &message).ok()) {
@@ -74,6 +75,7 @@ absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
   KVSTOW_ASSIGN_OR_RETURN(std::vector<BlockKey> keys, KeysFromBytes(message.keys(), "keys", 1));
   KVSTOW_ASSIGN_OR_RETURN(const v1::Form form, FormFromProto(message.form(), v1::FORM_ENCODED));
   KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(message.hints(), 0));
+  KVSTOW_ASSIGN_OR_RETURN(std::vector<UnitRange> ranges, UnitRangesFromProto(message.ranges()));
   std::optional<BlockKey> after;
   if (!message.after().empty()) {
     KVSTOW_ASSIGN_OR_RETURN(after, Digest::FromBytes(message.after(), "after"));
@@ -86,8 +88,10 @@ absl::Status GetCall::Open(const grpc::ByteBuffer& request) {
     KVSTOW_ASSIGN_OR_RETURN(window.channel, parts_.channels->Find(message.channel()));
     KVSTOW_RETURN_IF_ERROR(window.channel->CheckRange(window.offset, window.bytes));
   }
-  source_ = std::make_unique<FrameSource>(
-      parts_, FrameSource::Question{std::move(keys), form, hints, after, std::move(window)});
+  source_ =
+      std::make_unique<FrameSource>(parts_, deadline,
+                                    FrameSource::Question{std::move(keys), form, hints, after,
+                                                          std::move(window), std::move(ranges)});
   return absl::OkStatus();
 }
 

@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "kernels/core/mutex.h"
 #include "kvstow/v1/data.pb.h"
+#include "service/call_deadline.h"
 #include "service/frame_source.h"
 #include "service/service_parts.h"
 
@@ -28,7 +29,8 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // A worker is called for when so few are left: several frames for one hand-over.
   static constexpr size_t kRefillBelow = 3;
 
-  static GetCall* Start(const ServiceParts& parts, const grpc::ByteBuffer& request);
+  static GetCall* Start(const ServiceParts& parts, const CallDeadline& deadline,
+                        const grpc::ByteBuffer& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -45,7 +47,7 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   explicit GetCall(const ServiceParts& parts)
       : parts_(parts), timer_(parts.metrics, Method::kGet) {}
 
-  absl::Status Open(const grpc::ByteBuffer& request);
+  absl::Status Open(const CallDeadline& deadline, const grpc::ByteBuffer& request);
   // Which of the keys peers are to be asked for.
   absl::Status FindMissing(const v1::GetRequest& request, absl::Span<const BlockKey> keys);
   // True: a fetch is under way, after which the call goes on by itself.

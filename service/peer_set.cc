@@ -37,12 +37,13 @@ CodecPair CodecsOf(const RegisteredModel& model, const EncodedBlock& block) {
 absl::Status WriteUnits(const EncodedBlock& block, TicketId ticket, TieredStore& store) {
   for (size_t i = 0; i < block.units.size(); ++i) {
     const EncodedUnit& unit = block.units[i];
-    const uint64_t xxh3 = Xxh3(unit.bytes);
     KVSTOW_ASSIGN_OR_RETURN(UnitWriter writer,
-                            store.BeginUnit(ticket, static_cast<uint32_t>(i), xxh3));
+                            store.BeginUnit(ticket, static_cast<uint32_t>(i), unit.xxh3));
     const absl::Span<std::byte> out = writer.Buffer(static_cast<uint32_t>(unit.bytes.size()));
     std::memcpy(out.data(), unit.bytes.data(), unit.bytes.size());
-    KVSTOW_RETURN_IF_ERROR(writer.Commit(unit.codec, xxh3));
+    // The checksum is the encoder's, wherever that was; only what still has it is kept.
+    if (Xxh3(out) != unit.xxh3) return absl::DataLossError("a unit changed on its way");
+    KVSTOW_RETURN_IF_ERROR(writer.Commit(unit.codec, unit.xxh3));
   }
   return store.Seal(ticket);
 }
@@ -79,9 +80,8 @@ absl::Status Keep(const RegisteredModel& model, const BlockKey& key, const Encod
 KvClientOptions ClientOptions(const PeerOptions& options, const std::string& target) {
   return {.target = target,
           .num_channels = 1,
-          // A question and a fetch are a call's two steps, and each has half of the time.
-          .control_timeout = options.timeout / 2,
-          .data_timeout = options.timeout / 2,
+          .control_timeout = options.timeout,
+          .data_timeout = options.timeout,
           .paths = {},
           .local_only = true};
 }
@@ -104,7 +104,7 @@ absl::Status PeerOptions::Validate() const {
 
 absl::StatusOr<std::unique_ptr<PeerSet>> PeerSet::Create(const PeerOptions& options) {
   KVSTOW_RETURN_IF_ERROR(options.Validate());
-  std::unique_ptr<PeerSet> set(new PeerSet());
+  std::unique_ptr<PeerSet> set(new PeerSet(options.timeout));
   for (const std::string& target : options.targets) {
     KVSTOW_ASSIGN_OR_RETURN(std::unique_ptr<KvClient> client,
                             KvClient::Create(ClientOptions(options, target)));
@@ -113,11 +113,13 @@ absl::StatusOr<std::unique_ptr<PeerSet>> PeerSet::Create(const PeerOptions& opti
   return set;
 }
 
-std::vector<std::vector<bool>> PeerSet::Ask(absl::Span<const BlockKey> keys) {
+std::vector<std::vector<bool>> PeerSet::Ask(absl::Span<const BlockKey> keys,
+                                            absl::Duration timeout) {
   std::vector<std::vector<bool>> holds(peers_.size());
   RunParallel(static_cast<int>(peers_.size()), [&](int i) {
     holds[i].resize(keys.size());
-    const absl::StatusOr<LookupSummary> found = peers_[i].client->Lookup(keys);
+    const absl::StatusOr<LookupSummary> found =
+        peers_[i].client->Lookup(keys, {.timeout = timeout});
     if (!found.ok()) {
       ++counters_.peer_failures;
       return;
@@ -146,7 +148,7 @@ std::vector<int> PeerSet::Choose(absl::Span<const BlockKey> keys,
 std::vector<bool> PeerSet::Lookup(absl::Span<const BlockKey> keys) {
   std::vector<bool> found(keys.size());
   if (keys.empty() || peers_.empty()) return found;
-  const std::vector<int> chosen = Choose(keys, Ask(keys));
+  const std::vector<int> chosen = Choose(keys, Ask(keys, timeout_));
   for (size_t k = 0; k < keys.size(); ++k) found[k] = chosen[k] >= 0;
   counters_.peer_hits += std::count(found.begin(), found.end(), true);
   return found;
@@ -167,67 +169,85 @@ std::optional<ModelSpec> PeerSet::FindModel(const Digest& fingerprint) {
 
 int64_t PeerSet::Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
                       const Destination& to) {
-  // What one peer does not bring is asked of another once: one that hangs costs its half of the
-  // time, and the next one has as much.
-  constexpr int kRounds = 2;
   if (keys.empty() || peers_.empty()) return 0;
-  std::vector<std::vector<bool>> holds = Ask(keys);
+  const absl::Time deadline = clock_.Now() + timeout_;
+  // A peer that does not answer must leave the others time to bring something.
+  std::vector<std::vector<bool>> holds = Ask(keys, timeout_ / 2);
   std::atomic<int64_t> num_fetched{0};
-  for (int round = 0; round < kRounds; ++round) {
+  // Each block is asked of each peer once.
+  for (size_t round = 0; round < peers_.size() && clock_.Now() < deadline; ++round) {
     const std::vector<int> chosen = Choose(keys, holds);
     if (*std::max_element(chosen.begin(), chosen.end()) < 0) break;  // nobody has what is missing
-    std::vector<std::vector<BlockKey>> keys_of(peers_.size());
-    for (size_t k = 0; k < keys.size(); ++k) {
-      if (chosen[k] >= 0) keys_of[chosen[k]].push_back(keys[k]);
-    }
-    RunParallel(static_cast<int>(peers_.size()),
-                [&](int i) { num_fetched += FetchFrom(peers_[i], model, keys_of[i], to); });
-    const std::vector<Location> locations = to.store.Lookup(keys);
+    std::vector<std::vector<size_t>> places(peers_.size());          // in `keys`
+    bool has_others = false;
     for (size_t k = 0; k < keys.size(); ++k) {
       if (chosen[k] < 0) continue;
-      holds[chosen[k]][k] = false;
-      const bool is_here = locations[k].in_dram || locations[k].in_nvme;
-      for (std::vector<bool>& held : holds) held[k] = held[k] && !is_here;
+      places[chosen[k]].push_back(k);
+      for (size_t i = 0; i < peers_.size(); ++i) {
+        has_others = has_others || (holds[i][k] && static_cast<int>(i) != chosen[k]);
+      }
+    }
+    const absl::Duration left = deadline - clock_.Now();
+    const Order order{model, to, deadline - (has_others ? left / 2 : absl::ZeroDuration())};
+    std::vector<std::vector<bool>> is_here(peers_.size());
+    RunParallel(static_cast<int>(peers_.size()), [&](int i) {
+      std::vector<BlockKey> wanted;
+      for (const size_t k : places[i]) wanted.push_back(keys[k]);
+      is_here[i] = FetchFrom(peers_[i], wanted, order);
+      num_fetched += std::count(is_here[i].begin(), is_here[i].end(), true);
+    });
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      for (size_t n = 0; n < places[i].size(); ++n) {
+        // What is here now is asked of nobody else.
+        for (std::vector<bool>& held : holds) {
+          held[places[i][n]] = held[places[i][n]] && !is_here[i][n];
+        }
+        holds[i][places[i][n]] = false;
+      }
     }
   }
   return num_fetched;
 }
 
-int64_t PeerSet::FetchFrom(Peer& peer, const RegisteredModel& model,
-                           absl::Span<const BlockKey> keys, const Destination& to) {
-  if (keys.empty()) return 0;
-  const Model wire_model{.spec = model.spec(),
-                         .fingerprint = model.fingerprint(),
-                         .layout = std::make_shared<const BlockLayout>(model.layout())};
-  int64_t num_fetched = 0;
+std::vector<bool> PeerSet::FetchFrom(Peer& peer, absl::Span<const BlockKey> keys,
+                                     const Order& order) {
+  const Model wire_model{.spec = order.model.spec(),
+                         .fingerprint = order.model.fingerprint(),
+                         .layout = std::make_shared<const BlockLayout>(order.model.layout())};
+  std::vector<bool> is_here(keys.size());
   // A few at a time: they are in memory twice until they are sealed.
   const size_t keys_per_call =
-      std::max<size_t>(1, kFetchBytes / static_cast<size_t>(model.layout().block_bytes()));
-  while (!keys.empty()) {
-    const absl::Span<const BlockKey> some = keys.subspan(0, keys_per_call);
+      std::max<size_t>(1, kFetchBytes / static_cast<size_t>(order.model.layout().block_bytes()));
+  for (size_t begin = 0; begin < keys.size(); begin += keys_per_call) {
+    const absl::Duration left = order.deadline - clock_.Now();
+    if (left <= absl::ZeroDuration()) break;  // the rest misses
+    const absl::Span<const BlockKey> some = keys.subspan(begin, keys_per_call);
     const absl::StatusOr<std::vector<EncodedBlock>> blocks =
-        peer.client->GetEncoded(wire_model, some);
+        peer.client->GetEncoded(wire_model, some, left);
     if (!blocks.ok()) {
       ++counters_.peer_failures;
-      return num_fetched;  // the rest misses
+      break;
     }
     bool is_cut = false;
     for (size_t k = 0; k < some.size(); ++k) {
-      const EncodedBlock& block = (*blocks)[k];
-      absl::Status status = block.status;
-      const bool came = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status);
-      is_cut = is_cut || !came;
-      if (status.ok()) status = Keep(model, some[k], block, to);
-      // Another call may have brought it meanwhile.
-      const bool is_here = status.ok() || absl::IsAlreadyExists(status);
-      if (is_here) ++num_fetched;
-      if (status.ok()) ++counters_.peer_fetched;
-      if (came && !is_here && !absl::IsNotFound(status)) ++counters_.peer_refused;
+      const absl::Status& came = (*blocks)[k].status;
+      is_cut = is_cut || absl::IsUnavailable(came) || absl::IsDeadlineExceeded(came);
+      is_here[begin + k] = Take(some[k], (*blocks)[k], order);
     }
     if (is_cut) ++counters_.peer_failures;
-    keys.remove_prefix(some.size());
   }
-  return num_fetched;
+  return is_here;
+}
+
+bool PeerSet::Take(const BlockKey& key, const EncodedBlock& block, const Order& order) {
+  if (absl::IsDataLoss(block.status)) ++counters_.peer_refused;
+  if (!block.status.ok()) return false;
+  const absl::Status kept = Keep(order.model, key, block, order.to);
+  if (kept.ok()) ++counters_.peer_fetched;
+  // Another call may have brought it meanwhile.
+  if (kept.ok() || absl::IsAlreadyExists(kept)) return true;
+  ++counters_.peer_refused;
+  return false;
 }
 
 }  // namespace kvstow

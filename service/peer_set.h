@@ -6,8 +6,9 @@
 //   const int64_t num_fetched = peers.Fill(*model, missing_keys, store);
 //
 // Fetched blocks are checked as any client checks them (key, model, XXH3 of every unit) and sealed
-// here, still encoded. A peer that is gone, slow or wrong costs at most `timeout` a call, and after
-// a few such calls nothing: its breaker opens. Peers are asked for what they have themselves only.
+// here, still encoded. What one peer does not bring another is asked for, if it has it too. Peers
+// that are gone, slow or wrong cost at most `timeout` in all, and after a few such calls nothing:
+// their breakers open. Peers are asked for what they have themselves only.
 //
 // Thread safety: all methods may be called at once. They wait for the network: not for RPC threads.
 #pragma once
@@ -24,6 +25,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/kv_client.h"
+#include "kernels/core/clock.h"
 #include "service/calibration_store.h"
 #include "service/model_registry.h"
 #include "storage/tiered_store.h"
@@ -44,7 +46,7 @@ struct PeerCounters {
   std::atomic<int64_t> peer_hits{0};     // keys that were missing here and found at a peer
   std::atomic<int64_t> peer_fetched{0};  // blocks sealed here
   std::atomic<int64_t> peer_refused{0};  // blocks that came and were not taken: damaged, or no room
-  std::atomic<int64_t> peer_failures{0};  // calls without an answer
+  std::atomic<int64_t> peer_failures{0};  // calls without an answer, or not to its end
 };
 
 class PeerSet {
@@ -63,7 +65,7 @@ class PeerSet {
     CalibrationStore& calibrations;
     const ModelRegistry& models;
   };
-  // Brings what peers hold of `keys`. Returns how many blocks.
+  // Brings what peers hold of `keys`, within `timeout`. Returns how many blocks.
   int64_t Fill(const RegisteredModel& model, absl::Span<const BlockKey> keys,
                const Destination& to);
 
@@ -74,16 +76,27 @@ class PeerSet {
     std::string target;
     std::unique_ptr<KvClient> client;
   };
-  PeerSet() = default;
+  // What is the same for all that one Fill brings.
+  struct Order {
+    const RegisteredModel& model;
+    const Destination& to;
+    absl::Time deadline;
+  };
+
+  explicit PeerSet(absl::Duration timeout) : timeout_(timeout) {}
 
   // [peer][key]
-  std::vector<std::vector<bool>> Ask(absl::Span<const BlockKey> keys);
+  std::vector<std::vector<bool>> Ask(absl::Span<const BlockKey> keys, absl::Duration timeout);
   // For each key the peer to fetch from, or -1.
   std::vector<int> Choose(absl::Span<const BlockKey> keys,
                           const std::vector<std::vector<bool>>& holds) const;
-  int64_t FetchFrom(Peer& peer, const RegisteredModel& model, absl::Span<const BlockKey> keys,
-                    const Destination& to);
+  // Which of the keys are here afterwards.
+  std::vector<bool> FetchFrom(Peer& peer, absl::Span<const BlockKey> keys, const Order& order);
+  // Seals a block that came. False: it is not here.
+  bool Take(const BlockKey& key, const EncodedBlock& block, const Order& order);
 
+  const absl::Duration timeout_;
+  const RealClock clock_;
   std::vector<Peer> peers_;
   PeerCounters counters_;
 };

@@ -11,8 +11,9 @@
 
 namespace kvstow {
 
-PutCall* PutCall::Start(const ServiceParts& parts, grpc::ByteBuffer* response) {
-  auto* call = new PutCall(parts, response);
+PutCall* PutCall::Start(const ServiceParts& parts, const CallDeadline& deadline,
+                        grpc::ByteBuffer* response) {
+  auto* call = new PutCall(parts, deadline, response);
   absl::StatusOr<Permit> permit = parts.admission->AdmitCall(kCallBytes);
   {
     MutexLock lock(&call->mutex_);
@@ -104,8 +105,8 @@ absl::Status PutCall::Write(const Frame& frame, const TicketPlan& plan) {
   FramePayload payload = frame.payload;
   if (frame.channel != nullptr) {
     const PutFrameHeader& header = frame.header;
-    KVSTOW_ASSIGN_OR_RETURN(payload,
-                            frame.channel->Load(header.window_offset, header.window_bytes));
+    KVSTOW_ASSIGN_OR_RETURN(
+        payload, frame.channel->Load(header.window_offset, header.window_bytes, deadline_.Left()));
     counters.put_channel_bytes.fetch_add(payload.size(), std::memory_order_relaxed);
   }
   const WriteOutcome outcome = WriteFrame(*parts_.store, plan, frame.header, payload, counters);

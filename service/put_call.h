@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "kernels/core/mutex.h"
 #include "proto/frames.h"
+#include "service/call_deadline.h"
 #include "service/channel_table.h"
 #include "service/frame_writer.h"
 #include "service/service_parts.h"
@@ -30,7 +31,8 @@ class PutCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   static constexpr int64_t kMaxTickets = 65536;  // in one call
 
   // `response` is gRPC's, valid until the call is done.
-  static PutCall* Start(const ServiceParts& parts, grpc::ByteBuffer* response);
+  static PutCall* Start(const ServiceParts& parts, const CallDeadline& deadline,
+                        grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override;
   void OnDone() override { delete this; }
@@ -51,8 +53,11 @@ class PutCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     uint32_t num_units = 0;
   };
 
-  PutCall(const ServiceParts& parts, grpc::ByteBuffer* response)
-      : parts_(parts), timer_(parts.metrics, Method::kPut), response_(response) {}
+  PutCall(const ServiceParts& parts, const CallDeadline& deadline, grpc::ByteBuffer* response)
+      : parts_(parts),
+        deadline_(deadline),
+        timer_(parts.metrics, Method::kPut),
+        response_(response) {}
 
   // Gives the buffer that was read to the workers. Not OK: the call cannot go on.
   absl::Status Accept();
@@ -70,6 +75,7 @@ class PutCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void FinishCall();
 
   const ServiceParts& parts_;
+  const CallDeadline deadline_;
   const CallTimer timer_;
   grpc::ByteBuffer* const response_;
   Permit permit_;

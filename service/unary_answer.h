@@ -4,11 +4,7 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <algorithm>
-#include <chrono>
-
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "proto/status.h"
 #include "service/admission.h"
 #include "service/executor.h"
@@ -42,13 +38,6 @@ grpc::ServerUnaryReactor* Answer(const ServiceParts& parts, grpc::CallbackServer
   const absl::Status submitted = parts.control->Submit([finish, work] { finish(work()); });
   if (!submitted.ok()) finish(submitted);
   return reactor;
-}
-
-// What is left of the call's deadline, within a minute: nobody waits for the disk longer.
-inline absl::Duration TimeoutOf(const grpc::CallbackServerContext& context) {
-  const auto left = context.deadline() - std::chrono::system_clock::now();
-  constexpr std::chrono::system_clock::duration kMax = std::chrono::minutes(1);
-  return absl::FromChrono(std::clamp(left, std::chrono::system_clock::duration::zero(), kMax));
 }
 
 }  // namespace kvstow

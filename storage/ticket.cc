@@ -63,6 +63,27 @@ Ticket::Ticket(TicketId id, const RecordMeta& meta,
 void Ticket::GiveMemory(ArenaRegion region) {
   MutexLock lock(&mutex_);
   memory_ = std::make_unique<ReservedRegion>(std::move(region), &host_->reserved_bytes);
+  memory_given_.SignalAll();
+}
+
+void Ticket::GiveUp() {
+  MutexLock lock(&mutex_);
+  state_ = TicketState::kAborted;
+  memory_given_.SignalAll();
+}
+
+absl::Status Ticket::AwaitMemory(absl::Duration timeout) {
+  const RealClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  MutexLock lock(&mutex_);
+  // A ticket that has ended had memory, or was given up.
+  while (memory_ == nullptr && state_ == TicketState::kOpen) {
+    const absl::Duration left = deadline - clock.Now();
+    if (left <= absl::ZeroDuration() || !memory_given_.WaitFor(&mutex_, left)) break;
+  }
+  if (memory_ != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("block ", meta_.key.ToHex(), " is being reserved: retry"));
 }
 
 absl::Status Ticket::CheckOpenLocked() {

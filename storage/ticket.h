@@ -73,8 +73,12 @@ class Ticket {
   // Size of the record when every unit has its planned size (0 for those that vary).
   int64_t planned_bytes() const { return planned_bytes_; }
 
-  // The memory; once, before the id is given out. `kept` lives as long as the ticket.
+  // The memory; once, before the id is given out: or that there is none. `kept` lives as long as
+  // the ticket.
   void GiveMemory(ArenaRegion region);
+  void GiveUp();
+  // For a second writer: OK once there is memory. kResourceExhausted: none, or not soon.
+  absl::Status AwaitMemory(absl::Duration timeout);
   void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
 
   // OK while open; applies the first clock.
@@ -134,6 +138,7 @@ class Ticket {
   std::shared_ptr<const void> kept_;  // set before anybody else knows the ticket
 
   mutable Mutex mutex_;
+  CondVar memory_given_;
   // While kSealing the units and the memory belong to the sealing thread.
   TicketState state_ ABSL_GUARDED_BY(mutex_) = TicketState::kOpen;
   std::vector<Unit> units_;

@@ -29,6 +29,15 @@ absl::Status TicketTable::Add(const std::shared_ptr<Ticket>& ticket) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<Ticket> TicketTable::WriterOf(const BlockKey& key) const {
+  MutexLock lock(&mutex_);
+  const auto writer = writer_of_.find(key);
+  if (writer == writer_of_.end()) return nullptr;
+  const auto held = tickets_.find(writer->second);
+  if (held == tickets_.end() || held->second.ticket->IsDead()) return nullptr;
+  return held->second.ticket;
+}
+
 absl::StatusOr<std::shared_ptr<Ticket>> TicketTable::Find(TicketId id) const {
   std::shared_ptr<Ticket> ticket;
   {

@@ -29,6 +29,9 @@ class TicketTable {
   //   kResourceExhausted  tickets_max open and dead tickets
   absl::Status Add(const std::shared_ptr<Ticket>& ticket);
 
+  // The live ticket that writes `key`, or null.
+  std::shared_ptr<Ticket> WriterOf(const BlockKey& key) const;
+
   // An open ticket. kNotFound: never seen, or ended long ago; else as TicketStatus.
   absl::StatusOr<std::shared_ptr<Ticket>> Find(TicketId id) const;
 

@@ -56,6 +56,9 @@ struct ReserveRequest {
   absl::Duration write_deadline = absl::ZeroDuration();
   // What Use gave for the prompt of the block; null: the block is a turn of its own.
   std::shared_ptr<const TurnUse> use;
+  // One of several writers, each of which brings some of the units: where a live ticket of the same
+  // codecs writes the block already, that ticket is the answer.
+  bool is_shared = false;
 };
 
 struct AcquireResult {
@@ -91,6 +94,7 @@ class TieredStore {
   // --- writing ---
 
   //   kAlreadyExists      sealed already (nothing to do), or being written by a live ticket
+  //   kFailedPrecondition shared, but the live ticket is of other codecs
   //   kResourceExhausted  memory, tickets or index at their limit and nothing may leave; says which
   //                       and how much
   //   kInvalidArgument    no units, too many, a block larger than the tier

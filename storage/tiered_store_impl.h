@@ -72,6 +72,8 @@ struct TieredStore::Impl {
   // Puts the record of a ticket that is being sealed (in its own memory, or in `assembled`) where
   // readers find it. On failure nothing has changed.
   absl::Status Publish(Ticket& ticket, std::optional<ArenaRegion>& assembled);
+  // A second writer of a block that `writer` writes.
+  absl::StatusOr<TicketId> Join(Ticket& writer, const RecordMeta& meta);
 
   // --- reading (tiered_store_read.cc) ---
   absl::StatusOr<BlockRef> GetFromDisk(const BlockKey& key, BlockId id);

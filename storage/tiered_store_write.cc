@@ -193,6 +193,11 @@ absl::StatusOr<TicketId> TieredStore::Reserve(const ReserveRequest& request) {
         std::min(impl.dram->capacity_bytes(), BlockIndex::kRecordBytesMax)));
   }
   absl::Status status = impl.tickets.Add(ticket);
+  if (request.is_shared && absl::IsAlreadyExists(status)) {
+    const std::shared_ptr<Ticket> writer = impl.tickets.WriterOf(key);
+    if (writer != nullptr) return impl.Join(*writer, request.meta);
+    status = impl.tickets.Add(ticket);  // it has ended in between
+  }
   if (absl::IsResourceExhausted(status)) {
     impl.Expire();
     status = impl.tickets.Add(ticket);
@@ -213,8 +218,21 @@ absl::StatusOr<TicketId> TieredStore::Reserve(const ReserveRequest& request) {
     }
     status = memory.status();
   }
+  ticket->GiveUp();
   impl.tickets.Forget(*ticket);
   return status;
+}
+
+absl::StatusOr<TicketId> TieredStore::Impl::Join(Ticket& writer, const RecordMeta& meta) {
+  // Between a ticket and its memory lies what eviction takes: far less.
+  constexpr absl::Duration kPatience = absl::Milliseconds(100);
+  if (writer.meta().codecs != meta.codecs || writer.meta().fingerprint != meta.fingerprint) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "block ", meta.key.ToHex(), " is being written with the codecs ",
+        CodecPairName(writer.meta().codecs), ", this writer has ", CodecPairName(meta.codecs)));
+  }
+  KVSTOW_RETURN_IF_ERROR(writer.AwaitMemory(kPatience));
+  return writer.id();
 }
 
 absl::StatusOr<UnitWriter> TieredStore::BeginUnit(TicketId ticket, uint32_t unit_idx,

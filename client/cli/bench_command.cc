@@ -31,6 +31,7 @@ constexpr Option kBenchOptions[] = {
     {"total", "SIZE", "with --path: bytes of a round; more than the cache when not given"},
     {"blocks-per-call", "N", "with --path: blocks of one Put or Get; 32MiB of them when not given"},
     {"rounds", "N", "with --path: rounds, of which the median counts", "5"},
+    {"layerwise", "", "with --path: each Get a second time, layer by layer"},
     {"wire-limit", "RATE", "with --path grpc: hold the wire to 500MB/s, for example"},
 };
 
@@ -160,6 +161,7 @@ absl::StatusOr<PathBenchOptions> ReadPathOptions(const Args& args) {
   }
   KVSTOW_ASSIGN_OR_RETURN(const int64_t rounds, args.Int("rounds", 1, 100));
   KVSTOW_ASSIGN_OR_RETURN(options.timeout, args.Duration("timeout"));
+  options.layerwise = args.Has("layerwise");
   if (args.Has("wire-limit")) {
     KVSTOW_ASSIGN_OR_RETURN(options.wire_bytes_per_s, ReadRate(args, "wire-limit"));
   }
@@ -177,11 +179,12 @@ void ShowPathLine(const PathBenchLine& line, Output& output, Table& table) {
   if (line.cpu_s_per_gb.has_value()) json["cpu_s_per_gb"] = *line.cpu_s_per_gb;
   if (line.p50_ms.has_value()) json["p50_ms"] = *line.p50_ms;
   if (line.p99_ms.has_value()) json["p99_ms"] = *line.p99_ms;
+  if (line.first_layer_shares.has_value()) json["first_layer_shares"] = *line.first_layer_shares;
   output.Json(json);
   table.AddRow({line.case_name, FormatBytes(line.block_bytes), FormatNumber(line.gb_per_s, 2),
                 line.ceiling.empty() ? "-" : line.ceiling, Cell(line.ratio, 2),
                 Cell(line.cpu_s_per_gb.value_or(0), 2), Cell(line.p50_ms.value_or(0), 2),
-                Cell(line.p99_ms.value_or(0), 2)});
+                Cell(line.p99_ms.value_or(0), 2), Cell(line.first_layer_shares.value_or(0), 2)});
 }
 
 absl::Status BenchPaths(const Args& args, Output& output) {
@@ -199,7 +202,8 @@ absl::Status BenchPaths(const Args& args, Output& output) {
   }
   const int num_rounds = (options.rounds + 1) * static_cast<int>(block_bytes.size());
   Progress progress(output, "bench", num_rounds);
-  Table table({"CASE", "BLOCK", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS"});
+  Table table(
+      {"CASE", "BLOCK", "GB/S", "CEILING", "RATIO", "CPU S/GB", "P50 MS", "P99 MS", "1ST LAYER"});
   int num_before = 0;
   for (const int64_t bytes : block_bytes) {
     options.block_bytes = bytes;

@@ -26,9 +26,10 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int32_t kTokensPerBlock = 64;
 constexpr int32_t kDim = 128;
-constexpr int32_t kKvHeads = 2;
 constexpr int64_t kPlaneBytes = int64_t{kTokensPerBlock} * kDim * 2;  // bf16
-constexpr int64_t kLayerBytes = 2 * int64_t{kKvHeads} * kPlaneBytes;  // 64 KiB
+// As of a model of 8 billion parameters where layers count, else less: more sizes of blocks.
+constexpr int32_t kKvHeads = 2;
+constexpr int32_t kKvHeadsLayerwise = 8;
 constexpr int64_t kBytesPerCall = 32 * kMiB;
 constexpr int32_t kRoundsMax = 100;
 
@@ -69,16 +70,24 @@ void FillPool(absl::Span<std::byte> bytes) {
   }
 }
 
-// A model whose block is `block_bytes` in row form.
-ModelSpec BenchSpec(int64_t block_bytes) {
+int32_t NumHeads(const PathBenchOptions& options) {
+  return options.layerwise ? kKvHeadsLayerwise : kKvHeads;
+}
+
+int64_t LayerBytes(const PathBenchOptions& options) {
+  return 2 * int64_t{NumHeads(options)} * kPlaneBytes;  // 64 KiB or 256 KiB
+}
+
+// A model whose block is options.block_bytes in row form.
+ModelSpec BenchSpec(const PathBenchOptions& options) {
   ModelSpec spec;
   spec.name = "kvstow-bench";
   spec.weights = "synthetic";
   spec.tokens_per_block = kTokensPerBlock;
   spec.groups = {{.first_layer = 0,
-                  .num_layers = static_cast<int32_t>(block_bytes / kLayerBytes),
+                  .num_layers = static_cast<int32_t>(options.block_bytes / LayerBytes(options)),
                   .kind = LayerKind::kFull,
-                  .num_kv_heads = kKvHeads,
+                  .num_kv_heads = NumHeads(options),
                   .k_dim = kDim,
                   .v_dim = kDim}};
   return spec;
@@ -88,6 +97,7 @@ ModelSpec BenchSpec(int64_t block_bytes) {
 struct Samples {
   std::vector<double> gb_per_s;
   std::vector<double> call_ms;
+  std::vector<double> first_layer_shares;  // of each call, layer by layer
   double cpu_s = 0;
   double gb = 0;
   bool has_cpu = true;
@@ -128,7 +138,8 @@ class PathBench {
   absl::Status Timed(const std::string& name, pid_t other,
                      const std::function<absl::Status()>& work);
   absl::Status PutAll(const PathCase& path, int round_idx);
-  absl::Status GetAll(const PathCase& path);
+  absl::Status GetAll(const PathCase& path, const std::string& name, bool layerwise);
+  absl::Status GetAndCheck(const PathCase& path, const std::string& name, bool layerwise);
   absl::Status PutAndGet(const PathCase& path, int round_idx);
   absl::Status PlainSockets();
   absl::Status Check(std::string_view what);
@@ -185,7 +196,7 @@ absl::Status PathBench::Prepare() {
   KVSTOW_ASSIGN_OR_RETURN(service_, ConnectTo(options_.target, options_.timeout));
   if (has_wire()) KVSTOW_RETURN_IF_ERROR(wire_->ConnectTo(service_.target));
   server_pid_ = daemon_ != nullptr ? daemon_->pid() : PeerPid(service_.target);
-  absl::StatusOr<Model> model = service_.kv->RegisterModel(BenchSpec(options_.block_bytes));
+  absl::StatusOr<Model> model = service_.kv->RegisterModel(BenchSpec(options_));
   if (!model.ok()) return service_.Explain(model.status());
   model_ = *std::move(model);
   KVSTOW_ASSIGN_OR_RETURN(source_, Pool::Create(options_.total_bytes));
@@ -225,7 +236,7 @@ std::vector<LayerRows> PathBench::LayersAt(absl::Span<std::byte> pool, int32_t c
   for (LayerRows& layer : layers) {
     for (RowsView* view : {&layer.k, &layer.v}) {
       *view = {.data = next, .token_stride_bytes = row_bytes, .head_stride_bytes = head_bytes};
-      next += head_bytes * kKvHeads;
+      next += head_bytes * NumHeads(options_);
     }
   }
   return layers;
@@ -285,12 +296,26 @@ absl::Status PathBench::PutAll(const PathCase& path, int round_idx) {
   return absl::OkStatus();
 }
 
-absl::Status PathBench::GetAll(const PathCase& path) {
+absl::Status PathBench::GetAll(const PathCase& path, const std::string& name, bool layerwise) {
+  Samples& samples = samples_[name];
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
     const std::vector<LayerRows> layers = LayersAt(result_->bytes(), call_idx);
     const absl::Time start = absl::Now();
-    const absl::StatusOr<GetSummary> got = path.kv->Get(model_, keys_[call_idx], layers);
-    samples_[path.name + "/get"].call_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+    absl::Duration first_layer;
+    GetOptions get;
+    if (layerwise) {
+      get.on_layers = [&](const LayersReady& ready) {
+        if (ready.first_layer == 0) first_layer = absl::Now() - start;
+      };
+    }
+    const absl::StatusOr<GetSummary> got =
+        path.kv->Get(model_, keys_[call_idx], layers, /*first_token=*/0, get);
+    const absl::Duration all = absl::Now() - start;
+    samples.call_ms.push_back(absl::ToDoubleMilliseconds(all));
+    if (layerwise) {
+      samples.first_layer_shares.push_back(absl::FDivDuration(first_layer, all) *
+                                           model_.spec.num_layers());
+    }
     if (!got.ok()) return service_.Explain(got.status());
     for (const absl::Status& block : got->blocks) {
       if (absl::IsNotFound(block)) {
@@ -359,16 +384,23 @@ absl::Status PathBench::PlainSockets() {
   return absl::OkStatus();
 }
 
+absl::Status PathBench::GetAndCheck(const PathCase& path, const std::string& name, bool layerwise) {
+  KVSTOW_RETURN_IF_ERROR(Timed(name, server_pid_, [&] { return GetAll(path, name, layerwise); }));
+  return path.preset == "lossless" ? Check(path.name) : CheckDecoded(path);
+}
+
 absl::Status PathBench::PutAndGet(const PathCase& path, int round_idx) {
   KVSTOW_RETURN_IF_ERROR(
       Timed(path.name + "/put", server_pid_, [&] { return PutAll(path, round_idx); }));
-  KVSTOW_RETURN_IF_ERROR(Timed(path.name + "/get", server_pid_, [&] { return GetAll(path); }));
+  KVSTOW_RETURN_IF_ERROR(GetAndCheck(path, path.name + "/get", /*layerwise=*/false));
+  if (options_.layerwise) {
+    KVSTOW_RETURN_IF_ERROR(GetAndCheck(path, path.name + "/layers/get", /*layerwise=*/true));
+  }
   const std::string taken = path.kv->ExplainPath();
   if (path.path != PathKind::kGrpc && taken != PathName(path.path)) {
     return absl::FailedPreconditionError(
         absl::StrCat("path ", ToAbsl(PathName(path.path)), " cannot be had: ", taken));
   }
-  KVSTOW_RETURN_IF_ERROR(path.preset == "lossless" ? Check(path.name) : CheckDecoded(path));
   for (const std::vector<BlockKey>& keys : keys_) {
     const absl::StatusOr<int64_t> num_deleted = path.kv->Delete(keys);
     if (!num_deleted.ok()) return service_.Explain(num_deleted.status());
@@ -412,6 +444,9 @@ PathBenchLine PathBench::Line(const std::string& name, const std::string& ceilin
     line.p50_ms = PercentileOf(samples.call_ms, 0.50);
     line.p99_ms = PercentileOf(samples.call_ms, 0.99);
   }
+  if (!samples.first_layer_shares.empty()) {
+    line.first_layer_shares = MedianOf(samples.first_layer_shares);
+  }
   return line;
 }
 
@@ -439,6 +474,7 @@ std::vector<PathBenchLine> PathBench::Lines() const {
       const std::string socket = absl::StrCat("socket/", is_tcp ? "tcp" : "unix", op);
       lines.push_back(Line(path.name + op, path.path == PathKind::kShm ? "memcpy" : socket));
     }
+    if (options_.layerwise) lines.push_back(Line(path.name + "/layers/get", path.name + "/get"));
   }
   return lines;
 }
@@ -446,9 +482,14 @@ std::vector<PathBenchLine> PathBench::Lines() const {
 }  // namespace
 
 absl::Status PathBenchOptions::Validate() const {
-  if (block_bytes < kLayerBytes || block_bytes % kLayerBytes != 0 || block_bytes > 64 * kMiB) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--size is ", block_bytes, " bytes, want a multiple of 64KiB, at most 64MiB"));
+  const int64_t layer_bytes = LayerBytes(*this);
+  if (block_bytes < layer_bytes || block_bytes % layer_bytes != 0 || block_bytes > 64 * kMiB) {
+    return absl::InvalidArgumentError(absl::StrCat("--size is ", block_bytes,
+                                                   " bytes, want a multiple of ",
+                                                   FormatBytes(layer_bytes), ", at most 64MiB"));
+  }
+  if (wire_bytes_per_s != 0 && layerwise) {
+    return absl::InvalidArgumentError("--wire-limit and --layerwise: want one of them");
   }
   if (blocks_per_call < 0 || blocks_per_call > 4096) {
     return absl::InvalidArgumentError(

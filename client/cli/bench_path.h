@@ -36,6 +36,8 @@ struct PathBenchOptions {
   // (so that presets, which keep a prompt's first block raw, quantize all of them), and presets
   // after the first are compared with the first.
   double wire_bytes_per_s = 0;
+  // Each Get a second time, layer by layer; of layers with 8 KV heads: 256 KiB a block.
+  bool layerwise = false;
   absl::Duration timeout = absl::Seconds(60);
   std::function<void(int num_done, int num_rounds)> progress;  // after each round; may be empty
 
@@ -52,6 +54,9 @@ struct PathBenchLine {
   std::optional<double> cpu_s_per_gb;
   std::optional<double> p50_ms;  // of one call
   std::optional<double> p99_ms;
+  // Layer by layer: when the first one was there, in shares of a layer of the whole time; the
+  // median over calls.
+  std::optional<double> first_layer_shares;
 };
 
 // Starts processes: call it before this process has threads.

@@ -11,9 +11,10 @@
 
 namespace kvstow {
 // Codecs are smaller than the rows or a few bytes larger; those with a calibration are smaller.
-int64_t MaxBlockBytes(const BlockLayout& layout) {
+int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> planes) {
   int64_t bytes = 0;
-  for (const PlaneInfo& plane : layout.planes()) {
+  for (const int32_t plane_idx : planes) {
+    const PlaneInfo& plane = layout.plane(plane_idx);
     const PlaneShape shape = CalibratedShape(layout, plane, nullptr);
     int64_t largest = plane.row_bytes;
     for (const Codec& codec : AllCodecs()) {
@@ -25,13 +26,15 @@ int64_t MaxBlockBytes(const BlockLayout& layout) {
 }
 
 BlockReceiver::BlockReceiver(const Model& model, CalibrationCache& calibrations,
-                             absl::Span<const BlockKey> keys, size_t first_block)
+                             absl::Span<const int32_t> planes, absl::Span<const BlockKey> keys,
+                             size_t first_block)
     : model_(model),
       calibrations_(calibrations),
+      planes_(planes),
       keys_(keys),
       first_block_(static_cast<int64_t>(first_block)),
       statuses_(keys.size()),
-      memory_bytes_(MaxBlockBytes(*model.layout)) {
+      memory_bytes_(MaxBlockBytes(*model.layout, planes)) {
   memory_.reset(new std::byte[memory_bytes_]);
 }
 
@@ -79,7 +82,7 @@ absl::StatusOr<const ReceivedBlock*> BlockReceiver::OnFrame(const GetFrameHeader
     return nullptr;
   }
   progress_ = Progress::kSome;
-  if (block_.units.size() < static_cast<size_t>(model_.layout->num_planes())) return nullptr;
+  if (block_.units.size() < planes_.size()) return nullptr;
   progress_ = Progress::kDone;
   return &block_;
 }
@@ -149,14 +152,16 @@ absl::StatusOr<CodecId> BlockReceiver::CheckUnit(int32_t plane_idx, uint32_t cod
 
 absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FramePayload& frame) {
   const size_t num_units = header.unit_xxh3.size();
-  const auto first_unit = static_cast<uint32_t>(block_.units.size());
+  const absl::Span<const int32_t> missing = planes_.subspan(block_.units.size());
+  const auto first_unit = static_cast<uint32_t>(missing[0]);
   if (header.first_unit != first_unit) {
     return absl::DataLossError(
         absl::StrCat("unit ", header.first_unit, " came, want unit ", first_unit));
   }
+  // Units of a frame follow each other, also where those that were asked for do not.
   if (num_units == 0 || header.unit_bytes.size() != num_units ||
-      header.unit_codec.size() != num_units ||
-      num_units > static_cast<size_t>(model_.layout->num_planes()) - first_unit) {
+      header.unit_codec.size() != num_units || num_units > missing.size() ||
+      missing[num_units - 1] - missing[0] != static_cast<int32_t>(num_units) - 1) {
     return absl::DataLossError(
         absl::StrCat("a frame of ", num_units, " checksums, ", header.unit_bytes.size(),
                      " lengths and ", header.unit_codec.size(), " codecs at unit ", first_unit));
@@ -184,7 +189,7 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
     if (Xxh3(unit) != header.unit_xxh3[i]) {
       return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": its checksum differs"));
     }
-    block_.units.push_back({.codec = codec, .bytes = unit});
+    block_.units.push_back({.codec = codec, .xxh3 = header.unit_xxh3[i], .bytes = unit});
     at += unit_bytes;
   }
   if (payload.size() > AlignPayload(at)) {

@@ -1,9 +1,9 @@
 // BlockReceiver: turns the frames of a Get into whole, checked blocks. Private to the client
 // library.
 //
-// A block is complete when every unit is there and fits: key, fingerprint, order, codec, length and
-// XXH3. Only then is it handed on; until then, and for ever where something is wrong, nothing of it
-// is seen. Holds one block.
+// A block is complete when every unit that is wanted is there and fits: key, fingerprint, order,
+// codec, length and XXH3. Only then is it handed on; until then, and for ever where something is
+// wrong, nothing of it is seen. Holds one block.
 //
 // Thread safety: none.
 #pragma once
@@ -23,10 +23,11 @@
 
 namespace kvstow {
 
-// A complete block: its units in plane order, as they are stored.
+// What was asked for of a complete block: its units in plane order, as they are stored.
 struct ReceivedBlock {
   struct Unit {
     CodecId codec = CodecId::kRaw;
+    uint64_t xxh3 = 0;
     absl::Span<const std::byte> bytes;
   };
   int32_t block_idx = 0;
@@ -34,14 +35,15 @@ struct ReceivedBlock {
   std::shared_ptr<const Calibration> calibration;  // that the units need; null: none
 };
 
-// Bytes of a block's units at most, each aligned as in a payload.
-int64_t MaxBlockBytes(const BlockLayout& layout);
+// Bytes of these units of a block at most, each aligned as in a payload.
+int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> planes);
 
 class BlockReceiver {
  public:
   // Block i of the frames is block `first_block + i` of what the caller asked for, and is called
-  // so.
-  BlockReceiver(const Model& model, CalibrationCache& calibrations, absl::Span<const BlockKey> keys,
+  // so. `planes`: those that were asked for, ascending; must outlive this.
+  BlockReceiver(const Model& model, CalibrationCache& calibrations,
+                absl::Span<const int32_t> planes, absl::Span<const BlockKey> keys,
                 size_t first_block);
 
   // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
@@ -74,6 +76,7 @@ class BlockReceiver {
 
   const Model& model_;
   CalibrationCache& calibrations_;
+  const absl::Span<const int32_t> planes_;
   const absl::Span<const BlockKey> keys_;
   const int64_t first_block_;
   std::vector<absl::Status> statuses_;

@@ -25,6 +25,8 @@ struct LookupOptions {
   Conversation conversation;
   // Tokens per second that the engine would compute instead; 0: no estimate is wanted.
   double prefill_tokens_per_s = 0;
+  // Of this call, where it is less than the client's control_timeout.
+  absl::Duration timeout = absl::InfiniteDuration();
 };
 
 // Of the leading blocks, from rates measured by the service.

@@ -99,10 +99,10 @@ absl::StatusOr<LookupSummary> KvClient::Lookup(absl::Span<const BlockKey> keys,
   if (hints.ByteSizeLong() > 0) request.mutable_hints()->Swap(&hints);
   request.set_prefill_tokens_per_s(options.prefill_tokens_per_s);
   v1::LookupResponse response;
-  KVSTOW_RETURN_IF_ERROR(
-      connection.Call(connection.options().control_timeout, [&](grpc::ClientContext* context) {
-        return connection.control().Lookup(context, request, &response);
-      }));
+  const absl::Duration timeout = std::min(connection.options().control_timeout, options.timeout);
+  KVSTOW_RETURN_IF_ERROR(connection.Call(timeout, [&](grpc::ClientContext* context) {
+    return connection.control().Lookup(context, request, &response);
+  }));
   const std::string& locations = response.locations();
   if (locations.size() != keys.size()) {
     return absl::InternalError(

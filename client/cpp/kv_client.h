@@ -79,6 +79,12 @@ struct LayerRows {
   RowsView v;
 };
 
+// KV heads [first, first + count) of each layer: those of one tensor-parallel rank. Zero: all.
+struct HeadRange {
+  int32_t first = 0;
+  int32_t count = 0;
+};
+
 struct PutRequest {
   KeyContext context;                  // context.fingerprint is filled in from the model
   absl::Span<const int32_t> tokens;    // of the whole prompt
@@ -88,6 +94,10 @@ struct PutRequest {
   int32_t first_block = 0;  // earlier blocks are left alone and their rows are not read
   CompressAt compress_at = CompressAt::kService;
   bool durable = false;  // return when the blocks would survive kill -9
+  // Not all: this is one rank of several, each of which puts its own heads of the same blocks; the
+  // views begin with head `heads.first`. A block can be read when the last of them has put its
+  // part; where one does not come the service forgets the block after a while.
+  HeadRange heads;
   Conversation conversation;
   Digest calibration_id;  // for codecs that need one; zero: the model's only one
   // For Put: called on the calling thread after each batch of blocks. May be empty.
@@ -98,7 +108,8 @@ struct PutSummary {
   std::vector<BlockKey> keys;  // of all full blocks
   int32_t num_stored = 0;      // sealed by this call
   int32_t num_existing = 0;    // there before: nothing was sent
-  int32_t num_refused = 0;     // at a limit; `first_refusal` says which
+  int32_t num_shared = 0;  // with `heads`: put in part, and sealed by another rank, sooner or later
+  int32_t num_refused = 0;  // at a limit; `first_refusal` says which
   absl::Status first_refusal;
   int64_t num_leftover_tokens = 0;  // after the last full block: not stored
   int64_t sent_bytes = 0;           // payload on the wire
@@ -111,6 +122,25 @@ struct LookupSummary {
   LoadAdvice advice;  // if it was asked for and num_leading is not 0
 };
 
+// Layers [first_layer, first_layer + num_layers) are in the caller's memory for every block whose
+// status is OK, each unit checked.
+struct LayersReady {
+  int32_t first_layer = 0;
+  int32_t num_layers = 0;
+  absl::Span<const absl::Status> blocks;  // per key, so far
+};
+
+struct GetOptions {
+  // Views begin with head `heads.first`. Layers with one head only (MLA) come whole.
+  HeadRange heads;
+  // Not empty: layers come in order, each of all blocks before the next one, and this is called on
+  // the calling thread as soon as they are there, so that the first can be used while the others
+  // are on their way. Nothing of a layer is written before all of that layer's units of the block
+  // are there and checked; but a block may fail at a later layer. Then the layers before it stay
+  // written, its status is not OK from then on, and it must be computed anew as a whole.
+  std::function<void(const LayersReady&)> on_layers;
+};
+
 struct GetSummary {
   int32_t num_leading = 0;           // blocks of the prefix that are now in the caller's memory
   std::vector<absl::Status> blocks;  // per key: OK, kNotFound, kDataLoss (checked and refused)
@@ -120,6 +150,7 @@ struct GetSummary {
 // What the store keeps of a block, fetched without decoding.
 struct EncodedUnit {
   CodecId codec = CodecId::kRaw;
+  uint64_t xxh3 = 0;  // as it was sealed with: who passes the unit on passes this on as well
   std::vector<std::byte> bytes;
 };
 struct EncodedBlock {
@@ -161,11 +192,14 @@ class KvClient {
   // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched. An
   // error: nothing came. Where the call broke off later, `blocks` says which blocks did not come.
   absl::StatusOr<GetSummary> Get(const Model& model, absl::Span<const BlockKey> keys,
-                                 absl::Span<const LayerRows> layers, int64_t first_token = 0);
+                                 absl::Span<const LayerRows> layers, int64_t first_token = 0,
+                                 const GetOptions& options = {});
 
-  // The units as they are stored, checked; for tools and tests.
-  absl::StatusOr<std::vector<EncodedBlock>> GetEncoded(const Model& model,
-                                                       absl::Span<const BlockKey> keys);
+  // The units as they are stored, checked; for tools, services and tests. `timeout`: of the whole
+  // call, where it is less than data_timeout.
+  absl::StatusOr<std::vector<EncodedBlock>> GetEncoded(
+      const Model& model, absl::Span<const BlockKey> keys,
+      absl::Duration timeout = absl::InfiniteDuration());
 
   absl::StatusOr<int64_t> Delete(absl::Span<const BlockKey> keys);
 

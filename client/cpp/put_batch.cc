@@ -57,6 +57,7 @@ absl::Status PutBatch::ReserveSome(absl::Span<const int32_t> block_idxs, absl::T
   v1::ReserveRequest request;
   request.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
   request.set_form(plan_.compress_at == CompressAt::kWorker ? v1::FORM_ENCODED : v1::FORM_ROWS);
+  request.set_shared(plan_.is_shared());
   *request.mutable_hints() = HintsToProto(plan_.conversation);
   if (!plan_.calibration_id.is_zero()) {
     request.set_calibration_id(std::string(plan_.calibration_id.AsStringView()));
@@ -258,7 +259,8 @@ absl::Status PutBatch::Seal(absl::Time deadline) {
   std::vector<uint64_t> failed;
   for (const PutTicket& ticket : tickets_) {
     const absl::Status& status = statuses_[ticket.id];
-    outcomes_.push_back({.block_idx = ticket.block_idx, .status = status});
+    const bool is_shared = plan_.is_shared() && absl::IsFailedPrecondition(status);
+    outcomes_.push_back({.block_idx = ticket.block_idx, .status = status, .is_shared = is_shared});
     if (!status.ok()) failed.push_back(ticket.id);
   }
   tickets_.clear();
@@ -292,6 +294,7 @@ absl::Status PutBatch::SealSome(absl::Span<const PutTicket> tickets, absl::Time 
 }
 
 void PutBatch::Abort(absl::Span<const uint64_t> ids) {
+  if (plan_.is_shared()) return;  // others write to them too; they die by their own deadline
   Connection& connection = *plan_.client->connection;
   const absl::Duration timeout = std::min(connection.options().control_timeout, kAbortTimeout);
   while (!ids.empty()) {

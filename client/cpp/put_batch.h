@@ -28,6 +28,7 @@ namespace kvstow {
 struct PutOutcome {
   int32_t block_idx = 0;
   absl::Status status;
+  bool is_shared = false;  // all that this writer has of it is there, and others seal it
 };
 
 class PutBatch {

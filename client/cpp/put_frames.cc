@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "client/cpp/plane_selection.h"
 #include "kernels/core/check.h"
 #include "kernels/core/checksum.h"
 #include "kernels/layout/planes.h"
@@ -34,12 +35,10 @@ int64_t UnitBytesMax(const PutPlan& plan, const PutTicket& ticket, const PlaneIn
 std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ticket,
                                         const RowsOfLayers& rows) {
   const BlockLayout& layout = *plan.model.layout;
-  const int32_t first = layout.first_plane_of_layer(rows.first_layer);
-  const int32_t last_layer = rows.first_layer + static_cast<int32_t>(rows.rows.size()) - 1;
-  const int32_t end =
-      layout.first_plane_of_layer(last_layer) + layout.num_planes_of_layer(last_layer);
+  const LayerRange layers{rows.first_layer, static_cast<int32_t>(rows.rows.size())};
+  const std::vector<int32_t> planes = PlanesOf(layout, layers, plan.heads);
   int64_t all_bytes = 0;
-  for (int32_t i = first; i < end; ++i) {
+  for (const int32_t i : planes) {
     all_bytes += PlannedBytes(plan, ticket, layout.plane(i));
   }
   const int64_t num_frames =
@@ -47,15 +46,15 @@ std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ti
   const int64_t target_bytes = (all_bytes + num_frames - 1) / num_frames;
 
   std::vector<PutFramePlan> frames;
-  PutFramePlan frame{.ticket = ticket, .first_plane = first};
+  PutFramePlan frame{.ticket = ticket, .first_plane = planes[0]};
   int64_t planned_bytes = 0;
   int64_t largest_bytes = 0;
-  for (int32_t i = first; i < end; ++i) {
+  for (const int32_t i : planes) {
     const PlaneInfo& plane = layout.plane(i);
     const int64_t plane_max = UnitBytesMax(plan, ticket, plane);
     if (frame.num_planes > 0 &&
-        (planned_bytes >= target_bytes || largest_bytes + plane_max > kMaxPayloadBytes ||
-         frame.num_planes == kMaxUnitsPerFrame)) {
+        (i != frame.first_plane + frame.num_planes || planned_bytes >= target_bytes ||
+         largest_bytes + plane_max > kMaxPayloadBytes || frame.num_planes == kMaxUnitsPerFrame)) {
       frames.push_back(frame);
       frame = {.ticket = ticket, .first_plane = i};
       planned_bytes = largest_bytes = 0;
@@ -72,7 +71,8 @@ PutFrameMaker::Unit PutFrameMaker::WriteUnit(const PutTicket& ticket, int32_t pl
                                              std::byte* out) {
   const BlockLayout& layout = *plan_.model.layout;
   const PlaneInfo& plane = layout.plane(plane_idx);
-  const RowsView& rows = RowsOf(plane, rows_.rows[plane.layer_idx - rows_.first_layer]);
+  const RowsView rows =
+      ViewOfPlane(layout, plane_idx, plan_.heads, rows_.rows[plane.layer_idx - rows_.first_layer]);
   const PlaneShape shape = plan_.ShapeOf(plane);
   const int64_t first_token = int64_t{ticket.block_idx} * layout.tokens_per_block();
   CodecId codec = CodecId::kRaw;

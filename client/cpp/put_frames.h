@@ -32,6 +32,9 @@ struct PutPlan {
   Digest calibration_id;  // zero: none, or the model's only one
   // Encodes here; null where the service does or no codec needs one.
   std::shared_ptr<const Calibration> calibration;
+  HeadRange heads;
+
+  bool is_shared() const { return heads.count > 0; }
 
   PlaneShape ShapeOf(const PlaneInfo& plane) const {
     return CalibratedShape(*model.layout, plane, calibration.get());

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client_state.h"
 #include "client/cpp/kv_client.h"
+#include "client/cpp/plane_selection.h"
 #include "client/cpp/put_batch.h"
 #include "kernels/core/status_macros.h"
 #include "proto/convert.h"
@@ -51,6 +52,7 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
   KVSTOW_RETURN_IF_ERROR(CheckNumTokens(static_cast<int64_t>(num_tokens), "tokens"));
   KVSTOW_RETURN_IF_ERROR(CheckKeyContext(request.context));
   KVSTOW_RETURN_IF_ERROR(request.layer_codecs.CheckFits(*model.layout));
+  KVSTOW_RETURN_IF_ERROR(CheckHeads(*model.layout, request.heads));
   KeyContext context = request.context;
   context.fingerprint = model.fingerprint;
   PutPlan plan{.client = client,
@@ -60,7 +62,8 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
                .layers = request.layer_codecs,
                .compress_at = request.compress_at,
                .durable = request.durable,
-               .conversation = request.conversation};
+               .conversation = request.conversation,
+               .heads = request.heads};
   if (!NeedsCalibration(request.codec.pair)) return plan;
   plan.calibration_id = request.calibration_id;
   if (request.compress_at == CompressAt::kWorker) {
@@ -91,6 +94,8 @@ void Count(const PutOutcome& outcome, PutSummary& summary) {
     ++summary.num_stored;
   } else if (absl::IsAlreadyExists(outcome.status)) {
     ++summary.num_existing;
+  } else if (outcome.is_shared) {
+    ++summary.num_shared;
   } else {
     ++summary.num_refused;
     if (summary.first_refusal.ok()) summary.first_refusal = outcome.status;

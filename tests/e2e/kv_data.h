@@ -59,10 +59,10 @@ class KvData {
 
   // All planes of one block, in order, each contiguous.
   std::vector<std::byte> RowForm(int block_idx) const;
+  void SetBlock(int block_idx, const std::vector<std::byte>& row_form);
 
  private:
   KvData(const ModelSpec& spec, int num_blocks);
-  void SetBlock(int block_idx, const std::vector<std::byte>& row_form);
 
   ModelSpec spec_;
   BlockLayout layout_;

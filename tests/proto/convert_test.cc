@@ -220,6 +220,39 @@ TEST(Convert, CodecNumbersOfOtherBuildsAreRefused) {
   ExpectInvalid(CodecIdFromWire(256).status(), "unit_codec: 256, want a codec of this build");
 }
 
+TEST(Convert, RangesOfUnitsAscendAndHoldSomething) {
+  v1::GetRequest message;
+  const auto add = [&message](uint32_t first, uint32_t count) {
+    v1::UnitRange* const range = message.add_ranges();
+    range->set_first(first);
+    range->set_count(count);
+  };
+  EXPECT_TRUE(UnitRangesFromProto(message.ranges())->empty());
+  add(0, 1);
+  add(1, 3);
+  add(4294967290u, 5);
+  EXPECT_EQ(*UnitRangesFromProto(message.ranges()),
+            (std::vector<UnitRange>{{0, 1}, {1, 4}, {4294967290u, 4294967295u}}));
+  add(4294967290u, 6);
+  ExpectInvalid(
+      UnitRangesFromProto(message.ranges()).status(),
+      "ranges[3]: units 4294967290 to 4294967296, want at least one unit, from 4294967295 "
+      "on");
+  message.clear_ranges();
+  add(5, 2);
+  add(6, 1);
+  ExpectInvalid(UnitRangesFromProto(message.ranges()).status(),
+                "ranges[1]: units 6 to 7, want at least one unit, from 7 on");
+  message.clear_ranges();
+  add(5, 0);
+  ExpectInvalid(UnitRangesFromProto(message.ranges()).status(),
+                "ranges[0]: units 5 to 5, want at least one unit, from 0 on");
+  message.clear_ranges();
+  for (uint32_t i = 0; i <= kMaxUnitRanges; ++i) add(i, 1);
+  ExpectInvalid(UnitRangesFromProto(message.ranges()).status(),
+                "ranges: 65537 ranges, want at most 65536");
+}
+
 TEST(Convert, HintsAreReadAndTheirLimitsNamed) {
   v1::TurnHints message;
   const WireHints nothing = *HintsFromProto(message);

@@ -1,5 +1,6 @@
 // Get: whole round trips in both forms, and frames as data.proto promises them.
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <thread>
 
@@ -135,6 +136,57 @@ TEST_F(ServerGet, BadRequestsAreRefusedWithNumbers) {
     EXPECT_EQ(status.error_message(), c.text);
     EXPECT_TRUE(frames.empty());
   }
+}
+
+TEST_F(ServerGet, RangesOfUnitsAreAllThatComesInBothForms) {
+  const ModelRef model = Register(SmallSpec());  // 8 units
+  const std::vector<std::string> rows = MakeRows(*model, 1);
+  Store(model, Key(1), rows, "k=tqm4,v=tq4");
+  Store(model, Key(2), MakeRows(*model, 2), "raw");
+  for (const v1::Form form : {v1::FORM_ENCODED, v1::FORM_ROWS}) {
+    const std::vector<GotBlock> whole = Get({Key(1), Key(2)}, form);
+    v1::GetRequest request;
+    request.set_keys(KeysToBytes(std::vector<BlockKey>{Key(1), Key(2)}));
+    request.set_form(form);
+    for (const auto& [first, count] : {std::pair{1u, 2u}, std::pair{5u, 1u}, std::pair{6u, 2u}}) {
+      v1::UnitRange* const range = request.add_ranges();
+      range->set_first(first);
+      range->set_count(count);
+    }
+    std::vector<v1::GetFrame> frames;
+    ASSERT_TRUE(GetFrames(request, &frames).ok());
+    ASSERT_EQ(frames.size(), 6u) << "a frame for each range of each block";
+    for (size_t i = 0; i < frames.size(); ++i) {
+      const v1::GetFrame& frame = frames[i];
+      EXPECT_EQ(frame.block_idx(), i / 3);
+      EXPECT_EQ(frame.first_unit(), (std::array<uint32_t, 3>{1, 5, 6})[i % 3]);
+      EXPECT_EQ(frame.unit_bytes_size(), (std::array<int, 3>{2, 1, 2})[i % 3]);
+      EXPECT_EQ(frame.num_units(), i % 3 == 0 ? 8u : 0u) << "told once a block";
+      EXPECT_EQ(frame.key().empty(), i % 3 != 0);
+      const std::string& unit = whole[i / 3].units[frame.first_unit()];
+      EXPECT_EQ(frame.payload().substr(0, unit.size()), unit);
+    }
+  }
+}
+
+TEST_F(ServerGet, RangesThatNoBlockHasAreRefused) {
+  const ModelRef model = Register(SmallSpec());
+  Store(model, Key(1), MakeRows(*model, 1), "raw");
+  v1::GetRequest request;
+  request.set_keys(std::string(Key(1).AsStringView()));
+  v1::UnitRange* const range = request.add_ranges();
+  std::vector<v1::GetFrame> frames;
+  EXPECT_EQ(GetFrames(request, &frames).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  for (const auto& [first, count] :
+       {std::pair{7u, 2u}, std::pair{8u, 1u}, std::pair{0u, 1u << 31}}) {
+    range->set_first(first);
+    range->set_count(count);
+    frames.clear();
+    ASSERT_TRUE(GetFrames(request, &frames).ok());
+    ASSERT_EQ(frames.size(), 1u);
+    EXPECT_EQ(frames[0].code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  }
+  EXPECT_EQ(Get({Key(1)}, v1::FORM_ENCODED)[0].code, 0) << "the block is as it was";
 }
 
 TEST_F(ServerGet, AsManyKeysAsAllowedAreAnswered) {
