@@ -11,7 +11,7 @@
 # file left that was not there at the start. Then every record is verified and SIGTERM must end the
 # daemon with 0.
 #
-# SECONDS: 60 unless given. DIR: build/dev unless given. The seed of all random choices is printed;
+# SECONDS: 60 unless given; a machine that has not filled the disk by then gets up to 200 more. DIR: build/dev unless given. The seed of all random choices is printed;
 # the same one makes the same choices.
 set -uo pipefail
 
@@ -113,7 +113,9 @@ client_pids+=($!)
 RANDOM=$seed
 kills=0
 end=$((SECONDS + seconds))
-while [[ $SECONDS -lt $end ]]; do
+latest=$((end + 200))
+while [[ $SECONDS -lt $end ]] ||
+  { [[ $SECONDS -lt $latest ]] && ! grep -q '^loaded' "$folder/watch.out"; }; do
   i=$((RANDOM % 3))
   if [[ ${reader_pids[i]} -gt 0 ]]; then
     kill -9 "${reader_pids[i]}" && kills=$((kills + 1))
