@@ -25,44 +25,17 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/breaker.h"
+#include "client/cpp/client_options.h"
 #include "client/cpp/conversation.h"
-#include "kernels/codec/calibration.h"
+#include "client/cpp/encoded_block.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/codec_plan.h"
 #include "kernels/core/block_key.h"
 #include "kernels/core/block_layout.h"
 #include "kernels/core/model_spec.h"
 #include "kernels/layout/planes.h"
-#include "transport/transport.h"
-#include "transport/ucx.h"
 
 namespace kvstow {
-
-// glibc gives large buffers back to the kernel and touches their pages anew for every message,
-// which halves the rate of Put and Get. A program that moves much KV calls this at the start of
-// main; the library does not, because it is the process's setting (the M_MMAP_THRESHOLD and
-// M_TRIM_THRESHOLD of mallopt).
-void TuneMallocForBulkTransfers();
-
-struct KvClientOptions {
-  std::string target = "unix:/tmp/kvstow.sock";  // "unix:PATH" or "HOST:PORT"
-  int num_channels = 2;                          // two carry more than one, four no more than two
-  absl::Duration control_timeout = absl::Seconds(5);  // of one control call
-  absl::Duration data_timeout = absl::Seconds(60);    // of one whole Put or Get
-  // Paths for bytes past gRPC, best first, used where the service has them and the window can be
-  // opened; otherwise, and when one breaks, bytes go by gRPC. Empty: gRPC only.
-  std::vector<PathKind> paths = {PathKind::kShm, PathKind::kUcx};
-  // Of memory shared with the service, at most; 16 MiB to 4 GiB. 16 MiB are taken for blocks up to
-  // 4 MiB, four times a block for larger ones.
-  int64_t window_bytes = int64_t{256} << 20;
-  UcxNetwork ucx;
-  std::string ucx_ip;  // of this machine, for the service to connect to; empty: by the route to it
-  BreakerOptions breaker;
-  // Asks for what the service has itself; not for what its peers have. For services as clients.
-  bool local_only = false;
-
-  absl::Status Validate() const;
-};
 
 enum class CompressAt { kService, kWorker };  // where quantization runs
 
@@ -145,18 +118,6 @@ struct GetSummary {
   int32_t num_leading = 0;           // blocks of the prefix that are now in the caller's memory
   std::vector<absl::Status> blocks;  // per key: OK, kNotFound, kDataLoss (checked and refused)
   int64_t received_bytes = 0;        // payload on the wire
-};
-
-// What the store keeps of a block, fetched without decoding.
-struct EncodedUnit {
-  CodecId codec = CodecId::kRaw;
-  uint64_t xxh3 = 0;  // as it was sealed with: who passes the unit on passes this on as well
-  std::vector<std::byte> bytes;
-};
-struct EncodedBlock {
-  absl::Status status;
-  std::vector<EncodedUnit> units;
-  std::shared_ptr<const Calibration> calibration;  // that they need; null: none
 };
 
 struct ClientState;  // private to the library
