@@ -200,6 +200,7 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
 }
 
 void BlockReceiver::OnEnd(const absl::Status& status) {
+  num_finished_ = block_idx_ + (progress_ == Progress::kDone ? 1 : 0);
   if (progress_ != Progress::kDone) {
     if (status.ok()) EndCorrupt("the service sent no end of it");
     if (!status.ok()) statuses_[block_idx_] = status;

@@ -58,6 +58,9 @@ class BlockReceiver {
   const std::vector<absl::Status>& statuses() const { return statuses_; }
   // Blocks that came and did not stand the checks.
   const std::vector<BlockKey>& corrupt_keys() const { return corrupt_; }
+  // After OnEnd: forgets the blocks that the stream had not come to an end of, for somebody who
+  // asks for them again. Those before keep their statuses: their rows may be written.
+  void DropUnfinished() { statuses_.resize(static_cast<size_t>(num_finished_)); }
   // Blocks of which the service said something.
   int64_t num_answered() const { return num_answered_; }
   int64_t received_bytes() const { return received_bytes_; }
@@ -82,6 +85,7 @@ class BlockReceiver {
   std::vector<absl::Status> statuses_;
   std::vector<BlockKey> corrupt_;
   int64_t num_answered_ = 0;
+  int64_t num_finished_ = 0;  // when the stream ended
   int64_t received_bytes_ = 0;
 
   // The block in progress.

@@ -185,8 +185,10 @@ StreamResult StreamFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
       area->Abandon();
       area.reset();
       if (!absl::IsDeadlineExceeded(result.status)) {
+        // What came has come; the rest by gRPC.
         result.status = absl::OkStatus();
-        continue;  // the same keys, by gRPC
+        receiver->DropUnfinished();
+        count = receiver->statuses().size();
       }
     }
     result.receivers.push_back(std::move(receiver));
