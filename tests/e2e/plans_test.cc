@@ -233,7 +233,8 @@ TEST_F(Plans, BundledModelHasNoFalseAlarm) {
   StartDaemon({}, BiasedModel());
   const std::string file = KVSTOW_TEST_DATA "/smollm2_kv.safetensors";
   ASSERT_EQ(Kvstow({"put", file, "--codec=safe"}).status, 0);
-  for (const Json& model : StatJson()["models"]) {
+  const Json stat = StatJson();
+  for (const Json& model : stat["models"]) {
     if (model["model"] == "biased-keys") continue;
     EXPECT_EQ(model["plan"]["codecs"], "") << model;
     EXPECT_EQ(model["plan"]["derived"], true);
