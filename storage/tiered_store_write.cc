@@ -231,6 +231,12 @@ absl::StatusOr<TicketId> TieredStore::Impl::Join(Ticket& writer, const RecordMet
         "block ", meta.key.ToHex(), " is being written with the codecs ",
         CodecPairName(writer.meta().codecs), ", this writer has ", CodecPairName(meta.codecs)));
   }
+  // Units that were encoded with one would be decoded with the other.
+  if (writer.meta().calibration_id != meta.calibration_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "block ", meta.key.ToHex(), " is being written with the calibration ",
+        writer.meta().calibration_id.ToHex(), ", this writer has ", meta.calibration_id.ToHex()));
+  }
   KVSTOW_RETURN_IF_ERROR(writer.AwaitMemory(kPatience));
   return writer.id();
 }

@@ -477,5 +477,19 @@ TEST_F(StoreWriteTest, ABlockWithoutAPromptAndOneOfAPromptLiveTogether) {
   EXPECT_EQ(store_->Stats().sessions_over, 1);
 }
 
+TEST_F(StoreWriteTest, WritersThatShareABlockMustMeanTheSameCodecsAndCalibration) {
+  ReserveRequest request = RequestOf(KeyOf(1), {64});
+  request.is_shared = true;
+  request.meta.calibration_id = KeyOf(100);
+  const absl::StatusOr<TicketId> first = store_->Reserve(request);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(store_->Reserve(request), first) << "the same ticket";
+  request.meta.calibration_id = KeyOf(101);
+  EXPECT_TRUE(absl::IsFailedPrecondition(store_->Reserve(request).status()));
+  request.meta.calibration_id = KeyOf(100);
+  request.meta.codecs = {.k = CodecId::kInt8, .v = CodecId::kInt8};
+  EXPECT_TRUE(absl::IsFailedPrecondition(store_->Reserve(request).status()));
+}
+
 }  // namespace
 }  // namespace kvstow
