@@ -79,7 +79,7 @@ std::optional<BulkArea> BulkWindows::Take(int64_t bytes, absl::Time deadline) {
   if (area_bytes > connection_->options().window_bytes / kNumAreas) return std::nullopt;
   const std::shared_ptr<BulkArea::Open> open = Current(area_bytes, deadline);
   if (open == nullptr) return std::nullopt;
-  const int area_idx = open->TakeFree(kPatience);
+  const int area_idx = open->TakeFree(std::min(kPatience, deadline - connection_->clock().Now()));
   if (area_idx < 0) return std::nullopt;
   return BulkArea(open, area_idx);
 }
