@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/core/synced_file.h"
 #include "kernels/core/text.h"
-#include "service/synced_file.h"
 
 namespace kvstow {
 namespace {

@@ -9,8 +9,8 @@
 #include "kernels/core/check.h"
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/core/synced_file.h"
 #include "kernels/core/text.h"
-#include "service/synced_file.h"
 
 namespace kvstow {
 namespace {

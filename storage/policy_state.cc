@@ -1,19 +1,18 @@
 #include "storage/policy_state.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <bit>
-#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/core/check.h"
 #include "kernels/core/checksum.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/core/synced_file.h"
 
 namespace kvstow {
 namespace {
@@ -109,24 +108,6 @@ policy::Request Unstored(const StoredTurn& turn) {
 
 std::string PathOf(const std::string& dir) { return (std::filesystem::path(dir) / kName).string(); }
 
-absl::Status FileError(const std::string& what, const std::string& path, int error) {
-  return absl::UnavailableError(absl::StrCat(what, " ", path, ": ", strerror(error)));
-}
-
-absl::Status WriteSynced(const std::string& path, std::string_view bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return FileError("cannot open", path, errno);
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written <= 0) break;
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  const bool is_written = bytes.empty() && fsync(fd) == 0;
-  const int error = errno;
-  close(fd);
-  return is_written ? absl::OkStatus() : FileError("cannot write", path, error);
-}
-
 }  // namespace
 
 std::string EncodePolicyState(const PolicyState& state) {
@@ -186,28 +167,13 @@ absl::StatusOr<PolicyState> DecodePolicyState(std::string_view bytes) {
 }
 
 absl::Status WritePolicyState(const std::string& dir, const PolicyState& state) {
-  const std::string path = PathOf(dir);
-  const std::string temp = path + ".tmp";
-  absl::Status status = WriteSynced(temp, EncodePolicyState(state));
-  if (status.ok() && rename(temp.c_str(), path.c_str()) != 0) {
-    status = FileError("cannot rename to", path, errno);
-  }
-  if (!status.ok()) unlink(temp.c_str());
-  return status;
+  return WriteSyncedFile(dir, kName, EncodePolicyState(state));
 }
 
 absl::StatusOr<PolicyState> ReadPolicyState(const std::string& dir) {
-  std::ifstream file(PathOf(dir), std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("no ", PathOf(dir)));
-  std::error_code error;
-  const auto size = std::filesystem::file_size(PathOf(dir), error);
-  if (error || static_cast<int64_t>(size) > kPolicyStateBytesMax) {
-    return absl::DataLossError(absl::StrCat(PathOf(dir), ": ", size, " bytes, at most ",
-                                            kPolicyStateBytesMax, " are read"));
-  }
-  std::string bytes(size, '\0');
-  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  bytes.resize(static_cast<size_t>(file.gcount()));
+  RemoveUnfinishedWrites(dir, kName);
+  KVSTOW_ASSIGN_OR_RETURN(const std::string bytes,
+                          ReadWholeFile(PathOf(dir), kPolicyStateBytesMax));
   return DecodePolicyState(bytes);
 }
 

@@ -33,7 +33,8 @@ std::string EncodePolicyState(const PolicyState& state);
 // kDataLoss: damaged, unsound, or not such a file. kFailedPrecondition: of another version.
 absl::StatusOr<PolicyState> DecodePolicyState(std::string_view bytes);
 
-// kUnavailable: the disk is full or fails; the file before is as it was.
+// kUnavailable, kPermissionDenied: the disk is full or fails; the file before is as it was, or,
+// where only its directory could not be synced, the new one is there.
 absl::Status WritePolicyState(const std::string& dir, const PolicyState& state);
 // kNotFound; and as DecodePolicyState.
 absl::StatusOr<PolicyState> ReadPolicyState(const std::string& dir);

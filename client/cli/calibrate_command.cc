@@ -40,18 +40,10 @@ constexpr Option kCalibrationOptions[] = {
 };
 
 absl::StatusOr<DType> FloatDType(const KvFile& file, const Tensor& tensor) {
-  switch (tensor.type) {
-    case TensorType::kBf16:
-      return DType::kBf16;
-    case TensorType::kF16:
-      return DType::kF16;
-    case TensorType::kF32:
-      return DType::kF32;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tensor \"", tensor.name,
-                                                     "\" is ", tensor.ShapeText(),
-                                                     ", want BF16, F16 or F32"));
-  }
+  const std::optional<DType> dtype = KvDTypeOf(tensor.type);
+  if (dtype.has_value() && IsFloatDType(*dtype)) return *dtype;
+  return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tensor \"", tensor.name, "\" is ",
+                                                 tensor.ShapeText(), ", want BF16, F16 or F32"));
 }
 
 // q.{layer}, or nothing where the file has none.

@@ -19,23 +19,10 @@ absl::Status Bad(const SafetensorsFile& file, const std::string& what) {
 }
 
 absl::StatusOr<DType> KvDType(const SafetensorsFile& file, const Tensor& tensor) {
-  switch (tensor.type) {
-    case TensorType::kBf16:
-      return DType::kBf16;
-    case TensorType::kF16:
-      return DType::kF16;
-    case TensorType::kF32:
-      return DType::kF32;
-    case TensorType::kF8E4M3:
-      return DType::kF8E4M3;
-    case TensorType::kF8E5M2:
-      return DType::kF8E5M2;
-    case TensorType::kI8:
-      return DType::kInt8;
-    default:
-      return Bad(file, absl::StrCat("tensor \"", tensor.name, "\" is ", tensor.ShapeText(),
-                                    ", want BF16, F16, F32, F8_E4M3, F8_E5M2 or I8"));
-  }
+  const std::optional<DType> dtype = KvDTypeOf(tensor.type);
+  if (dtype.has_value()) return *dtype;
+  return Bad(file, absl::StrCat("tensor \"", tensor.name, "\" is ", tensor.ShapeText(),
+                                ", want BF16, F16, F32, F8_E4M3, F8_E5M2 or I8"));
 }
 
 TensorType FileType(DType dtype) {
@@ -161,6 +148,25 @@ const LayerGroup& GroupOf(const ModelSpec& spec, int32_t layer_idx) {
 }
 
 }  // namespace
+
+std::optional<DType> KvDTypeOf(TensorType type) {
+  switch (type) {
+    case TensorType::kBf16:
+      return DType::kBf16;
+    case TensorType::kF16:
+      return DType::kF16;
+    case TensorType::kF32:
+      return DType::kF32;
+    case TensorType::kF8E4M3:
+      return DType::kF8E4M3;
+    case TensorType::kF8E5M2:
+      return DType::kF8E5M2;
+    case TensorType::kI8:
+      return DType::kInt8;
+    default:
+      return std::nullopt;
+  }
+}
 
 absl::StatusOr<KvFile> KvFile::Open(const std::string& path, const KvFileOverrides& overrides) {
   KVSTOW_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/kv_client.h"
 #include "client/cpp/safetensors.h"
+#include "kernels/core/dtype.h"
 #include "kernels/core/model_spec.h"
 
 namespace kvstow {
@@ -34,6 +36,9 @@ struct KvFileOverrides {
   std::string tokenizer;
   int32_t tokens_per_block = 0;
 };
+
+// The dtype that a KV tensor of this type has; nothing for types that hold no KV.
+std::optional<DType> KvDTypeOf(TensorType type);
 
 class KvFile {
  public:

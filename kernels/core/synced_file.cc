@@ -1,4 +1,4 @@
-#include "service/synced_file.h"
+#include "kernels/core/synced_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -57,6 +57,15 @@ absl::Status SyncDirectory(const std::string& path) {
   return error == 0 ? absl::OkStatus() : FileError("sync", path, error);
 }
 
+std::vector<fs::path> FilesIn(const std::string& directory) {
+  std::vector<fs::path> files;
+  std::error_code error;  // then there are none to see
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    files.push_back(entry.path());
+  }
+  return files;
+}
+
 }  // namespace
 
 absl::Status WriteSyncedFile(const std::string& directory, const std::string& name,
@@ -87,6 +96,15 @@ absl::StatusOr<std::string> ReadWholeFile(const fs::path& path, int64_t bytes_ma
   return bytes;
 }
 
+void RemoveUnfinishedWrites(const std::string& directory, std::string_view suffix) {
+  const std::string mark = absl::StrCat(ToAbsl(suffix), ToAbsl(kTempMark));
+  for (const fs::path& path : FilesIn(directory)) {
+    if (path.filename().string().find(mark) == std::string::npos) continue;
+    std::error_code error;
+    fs::remove(path, error);
+  }
+}
+
 absl::StatusOr<int64_t> LoadSyncedFiles(const std::string& directory, std::string_view suffix,
                                         const std::function<absl::Status(const fs::path&)>& load) {
   std::error_code error;
@@ -95,17 +113,9 @@ absl::StatusOr<int64_t> LoadSyncedFiles(const std::string& directory, std::strin
   if (access(directory.c_str(), W_OK | X_OK) != 0) {
     return FileError("write to directory", directory, errno);
   }
-  std::vector<fs::path> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    files.push_back(entry.path());
-  }
+  RemoveUnfinishedWrites(directory, suffix);
   int64_t num_broken = 0;
-  const std::string temp_mark = absl::StrCat(ToAbsl(suffix), ToAbsl(kTempMark));
-  for (const fs::path& path : files) {
-    if (path.filename().string().find(temp_mark) != std::string::npos) {
-      fs::remove(path, error);  // of a process that died while it wrote
-      continue;
-    }
+  for (const fs::path& path : FilesIn(directory)) {
     if (path.extension() != suffix) continue;
     const absl::Status status = load(path);
     if (status.ok()) continue;

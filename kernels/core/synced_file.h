@@ -1,4 +1,4 @@
-// Synced files: small files of the service that are there, whole, after kill -9 and power loss.
+// Synced files: small files that are there, whole, after kill -9 and power loss.
 //
 //   KVSTOW_RETURN_IF_ERROR(WriteSyncedFile("/var/lib/kvstow/models", "3f9c.model", bytes));
 //   KVSTOW_ASSIGN_OR_RETURN(std::string bytes, ReadWholeFile(path, /*bytes_max=*/1 << 20));
@@ -23,6 +23,9 @@ absl::Status WriteSyncedFile(const std::string& directory, const std::string& na
 
 // kNotFound, kDataLoss (larger than `bytes_max`, or it cannot be read).
 absl::StatusOr<std::string> ReadWholeFile(const std::filesystem::path& path, int64_t bytes_max);
+
+// Removes what writers of `<name>` left behind when they died, for names that end in `suffix`.
+void RemoveUnfinishedWrites(const std::string& directory, std::string_view suffix);
 
 // Makes the directory where it is missing, removes what a dying writer left behind, and calls
 // `load` with each file that ends in `suffix`. One that `load` refuses is renamed to

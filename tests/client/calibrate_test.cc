@@ -14,26 +14,16 @@
 #include "client/cpp/safetensors.h"
 #include "kernels/codec/calibration.h"
 #include "kernels/core/dtype.h"
+#include "tests/client/run_cli.h"
 #include "tests/testing/rng.h"
 
 namespace kvstow {
 namespace {
 
+using testing::CliResult;
 using ::testing::HasSubstr;
+using testing::RunKvstow;
 using Json = nlohmann::json;
-
-struct Result {
-  int status = 0;
-  std::string out;
-  std::string err;
-};
-
-Result RunKvstow(const std::vector<std::string>& words) {
-  std::ostringstream out;
-  std::ostringstream err;
-  const int status = RunCli(words, {out, err});
-  return {status, out.str(), err.str()};
-}
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -87,7 +77,7 @@ class Calibrate : public ::testing::Test {
 
   // The error of calibrating what was added.
   std::string Refusal(int64_t num_tokens) {
-    const Result result = RunKvstow({"calibrate", Write(num_tokens), "-o", Path("refused.kvc")});
+    const CliResult result = RunKvstow({"calibrate", Write(num_tokens), "-o", Path("refused.kvc")});
     EXPECT_EQ(result.status, 1);
     EXPECT_TRUE(ReadFile(Path("refused.kvc")).empty());
     return result.err;
@@ -104,7 +94,7 @@ TEST_F(Calibrate, WritesABundleOfTheModelWithTheHashOfItsSourceAndTellsOfEveryHe
     Add(std::string("v.") + layer, 80, 2);
   }
   const std::string samples = Write(80);
-  const Result result = RunKvstow({"calibrate", samples, "-o", Path("a.kvc"), "--json"});
+  const CliResult result = RunKvstow({"calibrate", samples, "-o", Path("a.kvc"), "--json"});
   ASSERT_EQ(result.status, 0) << result.err;
   std::vector<Json> lines;
   std::istringstream text(result.out);

@@ -12,35 +12,25 @@
 
 #include "client/cli/connect.h"
 #include "client/cli/doctor.h"
+#include "tests/client/run_cli.h"
 
 namespace kvstow {
 namespace {
 
+using testing::CliResult;
 using ::testing::HasSubstr;
-
-struct Result {
-  int status = 0;
-  std::string out;
-  std::string err;
-};
-
-Result RunKvstow(const std::vector<std::string>& words) {
-  std::ostringstream out;
-  std::ostringstream err;
-  const int status = RunCli(words, {out, err});
-  return {status, out.str(), err.str()};
-}
+using testing::RunKvstow;
 
 const char kFixture[] = KVSTOW_TEST_DATA "/smollm2_kv.safetensors";
 const char kNobody[] = "--target=unix:/nonexistent/kvstow.sock";
 
 TEST(Cli, HelpListsEveryCommandAndEachShowsAnExample) {
-  const Result overview = RunKvstow({"help"});
+  const CliResult overview = RunKvstow({"help"});
   EXPECT_EQ(overview.status, 0);
   for (const Command* command : AllCommands()) {
     const std::string name(command->spec.name);
     EXPECT_THAT(overview.out, HasSubstr("  " + name));
-    const Result page = RunKvstow({"help", name});
+    const CliResult page = RunKvstow({"help", name});
     EXPECT_EQ(page.status, 0);
     EXPECT_THAT(page.out, HasSubstr("example:\n  "));
     EXPECT_THAT(page.out, HasSubstr("kvstow " + name + " "));
@@ -87,7 +77,7 @@ TEST(Cli, UsageErrorsGiveStatus2AndOneLine) {
                                              {"completion", "fish"},
                                              {"help", "pu"},
                                              {"key", kFixture, "--lora=xyz"}}) {
-    const Result result = RunKvstow(words);
+    const CliResult result = RunKvstow(words);
     EXPECT_EQ(result.status, 2) << words[0] << ": " << result.err;
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
     EXPECT_EQ(result.out, "");
@@ -109,7 +99,7 @@ TEST(Cli, EveryCallWithoutAServiceFailsWithTheCommandThatHelps) {
                                              {"top", "--once", kNobody},
                                              {"verify", kNobody},
                                              {"ping", kNobody}}) {
-    const Result result = RunKvstow(words);
+    const CliResult result = RunKvstow(words);
     EXPECT_EQ(result.status, 1) << words[0];
     EXPECT_THAT(result.err, HasSubstr("kvstow serve --listen.unix_socket=/nonexistent/kvstow.sock"))
         << words[0];
@@ -118,19 +108,19 @@ TEST(Cli, EveryCallWithoutAServiceFailsWithTheCommandThatHelps) {
 }
 
 TEST(Cli, BadFilesFailWithTheirNameBeforeAnyCall) {
-  const Result missing = RunKvstow({"put", "/nonexistent/kv.safetensors", kNobody});
+  const CliResult missing = RunKvstow({"put", "/nonexistent/kv.safetensors", kNobody});
   EXPECT_EQ(missing.status, 1);
   EXPECT_THAT(missing.err, HasSubstr("/nonexistent/kv.safetensors"));
 }
 
 TEST(Cli, KeyPrintsOneKeyPerFullBlockAndTenantsDiffer) {
-  const Result plain = RunKvstow({"key", kFixture});
+  const CliResult plain = RunKvstow({"key", kFixture});
   EXPECT_EQ(plain.status, 0) << plain.err;
   EXPECT_EQ(plain.out.size(), 4u * 65);
   EXPECT_EQ(RunKvstow({"key", kFixture}).out, plain.out);
   for (const char* change : {"--tenant=t", "--lora=00ff", "--weights=w", "--tokenizer=t",
                              "--rope=base=1,half", "--tokens-per-block=128", "--model=m"}) {
-    const Result changed = RunKvstow({"key", kFixture, change});
+    const CliResult changed = RunKvstow({"key", kFixture, change});
     EXPECT_EQ(changed.status, 0) << changed.err;
     // Not a single key in common.
     std::istringstream lines(changed.out);
@@ -145,7 +135,7 @@ TEST(Cli, KeyAgreesWithTheChainOfBlockKeys) {
   ASSERT_TRUE(file.ok());
   const std::vector<BlockKey> keys =
       ChainKeys({.fingerprint = file->spec().Fingerprint(), .tenant = "t"}, file->tokens(), 64);
-  const Result result = RunKvstow({"key", kFixture, "--tenant=t", "--json"});
+  const CliResult result = RunKvstow({"key", kFixture, "--tenant=t", "--json"});
   std::istringstream lines(result.out);
   size_t i = 0;
   for (std::string line; std::getline(lines, line); ++i) {
@@ -161,7 +151,7 @@ TEST(Cli, VersionIsThatOfTheBuild) {
 }
 
 TEST(Doctor, SaysOkAbsentOrWarnAndFindsNoServiceWithoutFailing) {
-  const Result result = RunKvstow({"doctor", "--json", kNobody});
+  const CliResult result = RunKvstow({"doctor", "--json", kNobody});
   EXPECT_EQ(result.status, 0) << result.err;
   std::istringstream lines(result.out);
   std::map<std::string, std::string> states;
@@ -183,7 +173,7 @@ TEST(Doctor, SaysOkAbsentOrWarnAndFindsNoServiceWithoutFailing) {
 }
 
 TEST(Completion, ParsesInBashAndKnowsEveryCommandAndOption) {
-  const Result script = RunKvstow({"completion", "bash"});
+  const CliResult script = RunKvstow({"completion", "bash"});
   EXPECT_EQ(script.status, 0);
   const std::string path = ::testing::TempDir() + "/completion_" + std::to_string(getpid());
   std::ofstream(path) << script.out;

@@ -13,11 +13,14 @@
 #include "client/cli/commands.h"
 #include "client/cli/plan_file.h"
 #include "kernels/layout/planes.h"
+#include "tests/client/run_cli.h"
 
 namespace kvstow {
 namespace {
 
+using testing::CliResult;
 using ::testing::HasSubstr;
+using testing::RunKvstow;
 using Json = nlohmann::json;
 
 const char kFixture[] = KVSTOW_TEST_DATA "/smollm2_kv.safetensors";
@@ -144,24 +147,12 @@ TEST_F(Recommend, SampleOfAnotherModelIsRefused) {
   EXPECT_THAT(table.Add(*other, *probe, nullptr).message(), HasSubstr("is of another model"));
 }
 
-struct Result {
-  int status = 0;
-  std::string out;
-  std::string err;
-};
-
-Result Kvstow(const std::vector<std::string>& words) {
-  std::ostringstream out, err;
-  const int status = RunCli(words, {out, err});
-  return {status, out.str(), err.str()};
-}
-
 TEST(RecommendCommand, PrintsAPlanAndWritesIt) {
   char name[] = "/tmp/kvstow_recommend_XXXXXX";
   const std::string folder = mkdtemp(name);
-  const Result run = Kvstow({"recommend", kFixture, "--probe", kProbe, "--budget", "3.2bpv",
-                             "--k-codecs=raw,tqm4,tqm3", "--v-codecs=tq4,tq2", "--json", "-o",
-                             folder + "/plan.txt"});
+  const CliResult run = RunKvstow({"recommend", kFixture, "--probe", kProbe, "--budget", "3.2bpv",
+                                   "--k-codecs=raw,tqm4,tqm3", "--v-codecs=tq4,tq2", "--json", "-o",
+                                   folder + "/plan.txt"});
   ASSERT_EQ(run.status, 0) << run.err;
   const Json result = Json::parse(run.out);
   EXPECT_LE(result["bits_per_value"], 3.2);
@@ -176,7 +167,7 @@ TEST(RecommendCommand, PrintsAPlanAndWritesIt) {
 TEST(RecommendCommand, BadInputIsSaid) {
   const auto refusal = [](std::vector<std::string> words, int status = 2) {
     words.insert(words.begin(), "recommend");
-    const Result run = Kvstow(words);
+    const CliResult run = RunKvstow(words);
     EXPECT_EQ(run.status, status) << run.err;
     return run.err;
   };
