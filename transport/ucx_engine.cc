@@ -37,8 +37,9 @@ void SetDefaults() {
       setenv("UCX_TCP_TX_SEG_SIZE", "256k", 0);
       setenv("UCX_TCP_RX_SEG_SIZE", "256k", 0);
     }
-    constexpr std::array<std::array<const char*, 2>, 4> kDefaults = {{
+    constexpr std::array<std::array<const char*, 2>, 5> kDefaults = {{
         {"UCX_TCP_CM_REUSEADDR", "y"},
+        {"UCX_TCP_CONN_NB", "y"},
         {"UCX_PROTO_ENABLE", "n"},
         {"UCX_KEEPALIVE_INTERVAL", "1s"},
         {"UCX_TLS", "^shm"},
