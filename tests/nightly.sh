@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# What is too long for every change: ten minutes of load, a hundred kills, the pages in a browser, the
-# costs of the policy at ten million blocks, a million simulated requests.
+# What is too long for every change: ten minutes of load, a hundred kills, a hundred faults over each
+# path, every decoder under noise for a minute, the pages in a browser, the costs of the policy at ten
+# million blocks, a million simulated requests. An hour and a half.
 #
 #   tests/nightly.sh [--build DIR]
 #
-# DIR: build/dev unless given; it must be built. Prints each check's own last line and, at the end,
+# DIR: build/dev unless given; it must be built. The decoders run in build/asan where that is built.
+# Prints each check's own last line and, at the end,
 # `N passed, N failed, N skipped`. Exit status 0 only when none failed. Logs: build/logs/nightly-*.log.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -49,6 +51,10 @@ million_requests() {
 
 check soak tests/e2e/soak.sh 600 --build "$build"
 check kill_loop tests/e2e/kill_loop.sh 100 --build "$build"
+check fault_loop tests/e2e/fault_loop.sh 100 --build "$build"
+fuzz=$build
+[[ -x build/asan/tests/fuzz/codec_fuzz_smoke ]] && fuzz=build/asan
+check codec_fuzz env KVSTOW_FUZZ_SECONDS=30 "$fuzz/tests/fuzz/codec_fuzz_smoke" --gtest_filter='CodecFuzz.DecodersTake*'
 check admin_page tests/e2e/admin_page.py --build "$build"
 check policy_cost "$build/tests/bench/policy_bench" --policy rtv --check
 check million million_requests

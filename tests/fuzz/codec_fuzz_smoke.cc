@@ -1,7 +1,12 @@
 // Any bytes may reach a decoder, and any numbers an encoder: they stay within their buffers, which
 // end where the heap block ends (the address sanitizer watches), and finite rows never come back
 // as something that no bytes stand for. Bundles of rotations are parsed from any bytes.
+//
+// KVSTOW_FUZZ_SECONDS=N: each decoder takes noise, and then mutated planes, for N seconds instead
+// of 60 times each (tests/nightly.sh).
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -28,6 +33,22 @@ struct Block {
   int64_t size;
   std::unique_ptr<std::byte[]> bytes;
   std::byte* data() { return bytes.get(); }
+};
+
+// How often one thing is tried on one codec: `for (Tries tries(60); tries.More();)`.
+class Tries {
+ public:
+  explicit Tries(int at_least) : left_(at_least) {
+    if (const char* seconds = std::getenv("KVSTOW_FUZZ_SECONDS")) {
+      until_ = Clock::now() + std::chrono::seconds(std::atoi(seconds));
+    }
+  }
+  bool More() { return left_-- > 0 || Clock::now() < until_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  int64_t left_;
+  Clock::time_point until_{};
 };
 
 PlaneShape RandomShape(Rng& rng, const Codec& codec) {
@@ -58,7 +79,7 @@ void DecodeAll(const Codec& codec, const PlaneShape& shape, Block& plane) {
 TEST(CodecFuzz, DecodersTakeNoise) {
   Rng rng(kSeed);
   for (const Codec& codec : AllCodecs()) {
-    for (int i = 0; i < 60; ++i) {
+    for (Tries tries(60); tries.More();) {
       const PlaneShape shape = RandomShape(rng, codec);
       Block plane(codec.plane_bytes(shape));
       const auto fill = static_cast<std::byte>(rng.Next());
@@ -74,7 +95,7 @@ TEST(CodecFuzz, DecodersTakeNoise) {
 TEST(CodecFuzz, DecodersTakeMutatedPlanes) {
   Rng rng(kSeed + 1);
   for (const Codec& codec : AllCodecs()) {
-    for (int i = 0; i < 60; ++i) {
+    for (Tries tries(60); tries.More();) {
       const PlaneShape shape = RandomShape(rng, codec);
       const std::vector<std::byte> rows = testing::MakeRows("heavy", shape, rng.Next());
       Block plane(codec.plane_bytes(shape));
