@@ -37,6 +37,7 @@ class PeerProcess {
   bool Stop();
   // Collects the exit status, after which the process is gone altogether.
   void Reap() { child_->WaitForExit(absl::Seconds(30)); }
+  pid_t pid() const { return child_->pid(); }
   std::string output() const { return child_->output(); }
 
  private:

@@ -2,9 +2,16 @@
 // The common promises are in contract_test.cc.
 #include "transport/ucx.h"
 
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <thread>
 
@@ -15,6 +22,18 @@
 #include "tests/transport/peer_process.h"
 #include "transport/ucx_ticket.h"
 #include "transport/window_ticket.h"
+
+// In front of libc's: UCX's calls come here too.
+static std::function<void()> after_connect;  // set while nothing connects
+
+extern "C" int connect(int fd, const sockaddr* address, socklen_t bytes) {
+  static const auto real = reinterpret_cast<decltype(&connect)>(dlsym(RTLD_NEXT, "connect"));
+  const int result = real(fd, address, bytes);
+  const int error = errno;
+  if (after_connect != nullptr) after_connect();
+  errno = error;
+  return result;
+}
 
 namespace kvstow {
 namespace {
@@ -227,6 +246,64 @@ TEST_F(UcxTest, AWorkerThatDiesWhileItIsAttachedLeavesTheServiceAlive) {
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
   }
   EXPECT_TRUE(AttachStatus(Open()->ticket()).ok());
+}
+
+// Kills `peer` right after the connect of this process with that number, from 0. False: there were
+// fewer.
+class KillAtConnect {
+ public:
+  KillAtConnect(PeerProcess& peer, int number) {
+    after_connect = [this, &peer, number] {
+      if (num_connects_++ != number) return;
+      has_killed_ = true;
+      peer.Signal(SIGKILL);
+      siginfo_t end;
+      waitid(P_PID, static_cast<id_t>(peer.pid()), &end, WEXITED | WNOWAIT);
+    };
+  }
+  ~KillAtConnect() { after_connect = nullptr; }
+  bool has_killed() const { return has_killed_; }
+
+ private:
+  std::atomic<int> num_connects_ = 0;
+  std::atomic<bool> has_killed_ = false;
+};
+
+// A connect that succeeds to somebody who is dead before the first bytes: the packaged UCX connects
+// again from inside, and ends the process when that is refused. The first connect is to the
+// listener; the second, for data, is made by whoever has the higher port: in half of the rounds by
+// this process.
+TEST_F(UcxTest, AWorkerThatDiesBetweenAConnectAndItsFirstBytesLeavesTheServiceAlive) {
+  int num_killed = 0;
+  for (int round = 0; round < 24; ++round) {
+    PeerProcess peer({"ucx", absl::StrCat(kBytes), "1"});
+    ASSERT_NE(peer.ticket(), "") << peer.output();
+    MakeTransport(64);
+    const KillAtConnect kill(peer, round % 8 == 0 ? 0 : 1);
+    const absl::Status status = AttachStatus(peer.ticket());
+    transport_ = nullptr;
+    EXPECT_EQ(status.code(),
+              kill.has_killed() ? absl::StatusCode::kUnavailable : absl::StatusCode::kOk)
+        << "round " << round << ": " << status;
+    if (kill.has_killed()) ++num_killed;
+  }
+  EXPECT_GT(num_killed, 3) << "of the second connects none was made here";
+}
+
+TEST_F(UcxTest, AServiceThatDiesBetweenAConnectAndItsFirstBytesLeavesTheWorkerAlive) {
+  int num_killed = 0;
+  for (int round = 0; round < 24; ++round) {
+    PeerProcess service({"attach", "0", "0"});
+    std::unique_ptr<Window> window = Open();
+    ASSERT_NE(window, nullptr);
+    const KillAtConnect kill(service, 0);
+    const bool has_attached =
+        service.Begin(absl::StrCat("move ", absl::BytesToHexString(window->ticket())));
+    EXPECT_NE(has_attached, kill.has_killed()) << "round " << round << service.output();
+    if (kill.has_killed()) ++num_killed;
+    window = nullptr;
+  }
+  EXPECT_GT(num_killed, 0) << "no connect was made here";
 }
 
 TEST_F(UcxTest, AttachToAStoppedWorkerEndsAtItsDeadline) {
