@@ -23,6 +23,7 @@ constexpr Option kRecommendOptions[] = {
     {"probe", "FILE,...", "queries to judge with, one file for each FILE: as for kvstow eval"},
     {"budget", "BITS", "bits per value, of the units: 3.2 or 3.2bpv"},
     {"max-kl", "KL", "in place of --budget: the smallest plan of at most this KL, in nats"},
+    {"max-ppl", "PERCENT", "needs the model: says which command takes it"},
     {"k-codecs", "LIST", "codecs to choose from for keys", "raw,int8,tqm4,tqm3,tqm2,tq4"},
     {"v-codecs", "LIST", "codecs to choose from for values", "raw,int8,tq4,tq3,tq2"},
     {"out", "FILE", "write the plan, for kvstow plan --set and kvstow put --plan", {}, 'o'},
@@ -53,10 +54,14 @@ absl::StatusOr<double> ReadNumber(const Args& args, std::string_view name, doubl
 }
 
 absl::StatusOr<Goal> ReadGoal(const Args& args) {
-  if (args.Has("budget") == args.Has("max-kl")) {
+  if (args.Has("max-ppl")) {
     return UsageError(
-        "want --budget BITS or --max-kl KL, one of them (perplexity needs the model: "
-        "python3 -m kvstow.eval measures it)");
+        absl::StrCat("perplexity needs the model: python3 -m kvstow.eval.recommend MODEL --docs "
+                     "FILES --max-ppl ",
+                     args.Text("max-ppl"), " finds a plan that keeps it"));
+  }
+  if (args.Has("budget") == args.Has("max-kl")) {
+    return UsageError("want --budget BITS or --max-kl KL, one of them");
   }
   Goal goal;
   if (args.Has("budget")) {

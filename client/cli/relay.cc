@@ -71,6 +71,12 @@ void Relay::SetRule(const WireRule& rule) {
   eventfd_write(wake_.get(), 1);
 }
 
+void Relay::Freeze() {
+  MutexLock lock(&mutex_);
+  is_freezing_ = true;
+  eventfd_write(wake_.get(), 1);
+}
+
 int64_t Relay::num_damaged() const {
   MutexLock lock(&mutex_);
   return num_damaged_;
@@ -86,12 +92,15 @@ void Relay::Run() {
   while (true) {
     WireRule rule;
     std::string target;
+    bool is_freezing = false;
     {
       MutexLock lock(&mutex_);
       if (is_stopping_) break;
       rule = rule_;
       target = target_;
+      is_freezing = std::exchange(is_freezing_, false);
     }
+    for (Connection& connection : connections_) connection.is_frozen |= is_freezing;
     if (!target.empty()) Accept(target);
     Fill(rule);
     for (Connection& connection : connections_) {
@@ -135,7 +144,7 @@ void Relay::Fill(const WireRule& rule) {
 
 void Relay::Pump(const WireRule& rule, WireDirection direction, Connection& connection) {
   Flow& flow = connection.flows[Index(direction)];
-  if (flow.has_ended || connection.is_broken) return;
+  if (flow.has_ended || connection.is_broken || connection.is_frozen) return;
   if (flow.is_empty() && !Read(rule, direction, connection)) return;
   Write(rule, direction, connection);
 }
@@ -198,7 +207,7 @@ void Relay::Wait(const WireRule& rule, bool has_target) {
   for (const Connection& connection : connections_) {
     for (int i = 0; i < 2; ++i) {
       const Flow& flow = connection.flows[i];
-      if (flow.has_ended) continue;
+      if (flow.has_ended || connection.is_frozen) continue;
       if (flow.is_empty()) {
         events.push_back({.fd = flow.from, .events = POLLIN, .revents = 0});
       } else if (rule.bytes_per_s <= 0 || buckets_[i].bytes >= 1) {

@@ -46,6 +46,8 @@ class Relay {
 
   void SetTarget(const std::string& socket_path);
   void SetRule(const WireRule& rule);
+  // The connections that there are pass nothing any more, and stay open; new ones do.
+  void Freeze();
   int64_t num_damaged() const;  // bits changed so far
 
   void Run();
@@ -68,6 +70,7 @@ class Relay {
     OwnedFd service;
     std::array<Flow, 2> flows;  // by WireDirection
     bool is_broken = false;
+    bool is_frozen = false;
   };
   // Bytes that may pass now, at a rate.
   struct Bucket {
@@ -95,6 +98,7 @@ class Relay {
   std::string target_ ABSL_GUARDED_BY(mutex_);
   WireRule rule_ ABSL_GUARDED_BY(mutex_);
   int64_t num_damaged_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_freezing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -27,6 +27,10 @@ struct KvClientOptions {
   int num_channels = 2;                          // two carry more than one, four no more than two
   absl::Duration control_timeout = absl::Seconds(5);  // of one control call
   absl::Duration data_timeout = absl::Seconds(60);    // of one whole Put or Get
+  // A connection that says nothing for so long while calls wait is asked whether it is there, and
+  // left for another one when it keeps silent as long again: a damaged one may swallow all that
+  // comes. At least 200 ms.
+  absl::Duration silence = absl::Seconds(5);
   // Paths for bytes past gRPC, best first, used where the service has them and the window can be
   // opened; otherwise, and when one breaks, bytes go by gRPC. Empty: gRPC only.
   std::vector<PathKind> paths = {PathKind::kShm, PathKind::kUcx};

@@ -24,6 +24,8 @@ constexpr int kMaxMessageBytes = 16 << 20;  // a page of a list; frames stay bel
 constexpr size_t kMaxUnixPathBytes = 107;   // of sockaddr_un, without the final zero
 constexpr int64_t kPooledBytesMax = int64_t{16} << 20;
 constexpr int64_t kMinWindowBytes = int64_t{16} << 20;
+constexpr absl::Duration kMinSilence = absl::Milliseconds(200);
+constexpr absl::Duration kMaxSilence = absl::Hours(1);
 constexpr char kUnixPrefix[] = "unix:";
 
 absl::Status BadOption(std::string_view field, const std::string& found, std::string_view want) {
@@ -55,7 +57,7 @@ absl::Status CheckPositive(std::string_view field, absl::Duration duration) {
   return BadOption(field, absl::FormatDuration(duration), "a positive, finite duration");
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, int channel_idx) {
+std::shared_ptr<grpc::Channel> MakeChannel(const KvClientOptions& options, int channel_idx) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
   args.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -66,7 +68,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, int channe
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+  const auto silence_ms = static_cast<int>(absl::ToInt64Milliseconds(options.silence));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, silence_ms);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, silence_ms);
+  return grpc::CreateCustomChannel(options.target, grpc::InsecureChannelCredentials(), args);
 }
 
 }  // namespace
@@ -100,6 +105,9 @@ absl::Status KvClientOptions::Validate() const {
   KVSTOW_RETURN_IF_ERROR(CheckPositive("control_timeout", control_timeout));
   KVSTOW_RETURN_IF_ERROR(CheckPositive("data_timeout", data_timeout));
   KVSTOW_RETURN_IF_ERROR(CheckPositive("breaker.slow_call", breaker.slow_call));
+  if (silence < kMinSilence || silence > kMaxSilence) {
+    return BadOption("silence", absl::FormatDuration(silence), "200ms to 1h");
+  }
   if (breaker.errors_to_open < 1) {
     return BadOption("breaker.errors_to_open", absl::StrCat(breaker.errors_to_open), "at least 1");
   }
@@ -121,7 +129,7 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(const KvClientOpt
 Connection::Connection(const KvClientOptions& options)
     : options_(options), breaker_(options_.breaker, &clock_), buffers_(kPooledBytesMax) {
   for (int i = 0; i < options_.num_channels; ++i) {
-    std::shared_ptr<grpc::Channel> channel = MakeChannel(options_.target, i);
+    std::shared_ptr<grpc::Channel> channel = MakeChannel(options_, i);
     if (i == 0) {
       control_ = v1::Control::NewStub(channel);
       models_ = v1::Models::NewStub(channel);

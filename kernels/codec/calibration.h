@@ -71,6 +71,7 @@ class Calibration {
   const Digest& source() const { return source_; }
   int32_t num_rotations() const { return static_cast<int32_t>(entries_.size()); }
 
+  const std::vector<Entry>& entries() const { return entries_; }  // ascending by place
   // nullptr where there is none: the plane stays raw.
   const Rotation* Find(const RotationPlace& place) const;
 

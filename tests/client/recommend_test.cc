@@ -174,6 +174,8 @@ TEST(RecommendCommand, BadInputIsSaid) {
   const std::string probe = std::string("--probe=") + kProbe;
   EXPECT_THAT(refusal({kFixture, probe}), HasSubstr("want --budget BITS or --max-kl KL"));
   EXPECT_THAT(refusal({kFixture, probe, "--budget=3", "--max-kl=1"}), HasSubstr("one of them"));
+  EXPECT_THAT(refusal({kFixture, "--max-ppl=1%"}),
+              HasSubstr("python3 -m kvstow.eval.recommend MODEL --docs FILES --max-ppl 1%"));
   EXPECT_THAT(refusal({kFixture, probe, "--budget=x"}), HasSubstr("--budget is \"x\", want"));
   EXPECT_THAT(refusal({kFixture, probe, "--max-kl=-1"}), HasSubstr("--max-kl is \"-1\", want"));
   EXPECT_THAT(refusal({kFixture, "--budget=3"}), HasSubstr("--probe FILE is missing"));

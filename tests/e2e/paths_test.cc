@@ -5,6 +5,8 @@
 #include <csignal>
 #include <thread>
 
+#include "absl/strings/strip.h"
+#include "client/cli/relay.h"
 #include "kvstow/v1/channels.grpc.pb.h"
 #include "tests/e2e/store_fixture.h"
 #include "transport/shm_window.h"
@@ -250,6 +252,29 @@ TEST_F(Paths, ADaemonDropsTheWindowOfAClientThatGoes) {
   EXPECT_EQ(daemon_->Stat().open_channels(), 1u);
   client_.reset();
   EXPECT_TRUE(Eventually([&] { return daemon_->Stat().open_channels() == 0; }, absl::Seconds(20)));
+}
+
+// As after a flipped bit in the length of an HTTP/2 frame: the service waits for bytes that the
+// client never sends, and swallows all that it does.
+TEST_F(Paths, AConnectionThatFellSilentIsLeftForAnother) {
+  StartDaemon({});
+  const TempFolder folder;
+  const std::unique_ptr<Relay> relay = Relay::Listen(folder.path() + "/wire").value();
+  relay->SetTarget(std::string(absl::StripPrefix(daemon_->target(), "unix:")));
+  std::thread wire([&] { relay->Run(); });
+  KvClientOptions options = GrpcOnly();
+  options.target = "unix:" + folder.path() + "/wire";
+  options.silence = absl::Milliseconds(300);
+  options.control_timeout = absl::Milliseconds(500);
+  options.breaker.cool_down = absl::Milliseconds(10);
+  const std::unique_ptr<KvClient> client = KvClient::Create(options).value();
+  EXPECT_TRUE(client->RegisterModel(model_.spec).ok());
+  relay->Freeze();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client->RegisterModel(model_.spec).status()));
+  EXPECT_TRUE(
+      Eventually([&] { return client->RegisterModel(model_.spec).ok(); }, absl::Seconds(20)));
+  relay->Stop();
+  wire.join();
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
 """kvstow.codecs: the codecs on arrays, without a service."""
 
+import subprocess
+
 import numpy
 import pytest
+from conftest import CLI, ROOT
 
 import kvstow
-from kvstow.codecs import PlaneCodec, all_codecs, codec_choice
+from kvstow.codecs import Bundle, PlaneCodec, all_codecs, codec_choice
 
 TOKENS, HEADS, DIM = 128, 2, 64
 
@@ -87,6 +90,26 @@ def test_calibrated_codecs_take_a_rotation():
         PlaneCodec("olm4", "v", DIM, rotation=one.astype("i4"))
     with pytest.raises(kvstow.InvalidArgumentError, match="orthogonal"):
         PlaneCodec("olm4", "v", DIM, rotation=numpy.ones((DIM, DIM), "i2"))
+
+
+def test_a_bundle_gives_the_rotations_that_calibrate_computed(tmp_path):
+    path = tmp_path / "bundle"
+    samples = ROOT / "tests" / "data" / "smollm2_calibration.safetensors"
+    subprocess.run([CLI, "calibrate", samples, "-o", path], check=True, capture_output=True)
+    bundle = Bundle.read(path)
+    one = numpy.eye(DIM) * 2**28
+    for place in [(0, "k", 0), (0, "v", 2)]:
+        rotation = bundle.rotation(*place).astype("i8")
+        assert abs(rotation @ rotation.T - one).max() < 2**20
+        codec = PlaneCodec("olm4", place[1], DIM, rotation=bundle.rotation(*place))
+        assert codec.name == "olm4"
+    assert (bundle.rotation(0, "k", 0) != bundle.rotation(0, "k", 1)).any()
+    assert bundle.rotation(30, "k", 0) is None and bundle.rotation(0, "k", 3) is None
+    assert len(bundle.id) == 64
+    data = path.read_bytes()
+    for bad in (data[:-1], data[:1000] + bytes([data[1000] ^ 1]) + data[1001:], b""):
+        with pytest.raises(kvstow.DataLossError):
+            Bundle(bad)
 
 
 def test_choices():

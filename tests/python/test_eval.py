@@ -8,9 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from kvstow.codecs import PlaneCodec  # noqa: E402
 from kvstow.eval import Choice, LanguageModel, Scores, read_back, score_texts  # noqa: E402
 from kvstow.eval import __main__ as command  # noqa: E402
 from kvstow.eval import gates, likelihood, retrieval  # noqa: E402
+from kvstow.eval import past as past_module  # noqa: E402
+from kvstow.eval.choices import identity  # noqa: E402
 
 WORDS = 97
 
@@ -84,6 +87,29 @@ def test_read_back_changes_the_blocks_between_the_raw_ends_and_no_other(model):
             assert differs[:, 64:192].all() == ((role, layer) != ("v", 1))
     # The exact past is left alone: it is read again for the next choice.
     assert (model.prefill(text_of(300).ids).layers[0][0] == past.layers[0][0]).all()
+
+
+def test_a_calibrated_codec_turns_each_head_by_its_own_rotation(model, monkeypatch):
+    class Bundle:
+        def rotation(self, layer, role, head):
+            # Head 1 of layer 2 keeps its place, all others are mirrored.
+            return identity(16) * (1 if (layer, head) == (2, 1) else -1)
+
+    asked = []
+    real = past_module._cached_codec
+    monkeypatch.setattr(past_module, "_cached_bundle", lambda path: Bundle())
+    monkeypatch.setattr(
+        past_module, "_cached_codec", lambda *args: asked.append(args) or real(*args)
+    )
+    past = model.prefill(text_of(200).ids)
+    back = read_back(past, Choice.parse("olm4,calibration=some.bundle,last=0"))
+    assert {args[-1] for args in asked} == {("some.bundle", i, h) for i in range(3) for h in (0, 1)}
+    keys, exact = back.layers[2][0], past.layers[2][0]
+    view = exact[0, 1:2, 64:192].transpose(0, 1)
+    codec = PlaneCodec("olm4", "k", 16, dtype="f32", rotation=identity(16))
+    assert (keys[0, 1:2, 64:192].transpose(0, 1) == codec.read_back(view)).all()
+    with pytest.raises(likelihood.InvalidArgumentError, match="want calibration=FILE"):
+        read_back(past, Choice.parse("olm4"))
 
 
 def test_scores_agree_with_a_case_by_hand():

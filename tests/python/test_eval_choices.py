@@ -55,6 +55,12 @@ def test_bits_are_the_mean_over_planes_as_stored():
     assert Choice.parse("tq4").bits_of_all(30, 128, 1024) == (14 * 4.125 + 2 * 16) / 16
 
 
+def test_a_bundle_is_named_and_costs_no_bits_of_a_plane():
+    choice = Choice.parse("olm4,calibration=model.bundle,first=0")
+    assert choice.calibration == "model.bundle" and choice.num_raw_first_tokens == 0
+    assert choice.bits_per_value(30, 128) == Choice.parse("tq4").bits_per_value(30, 128)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -12,7 +12,8 @@ of the C++ library, byte for byte; they run without the GIL.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+import pathlib
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import _kvstow
 
@@ -39,6 +40,28 @@ def split_layers(text: str) -> Tuple[str, List[Tuple[str, int, str]]]:
 def all_codecs() -> Dict[str, bool]:
     """The codecs of this build; True where one needs a calibration."""
     return dict(_kvstow.codecs())
+
+
+class Bundle:
+    """The rotations of a model, as `kvstow calibrate` writes them: what olm*, osu2 and oscar2 need.
+
+    Raises DataLossError for bytes that are cut short or changed.
+    """
+
+    def __init__(self, data: bytes):
+        self.id, rotations = _kvstow.bundle(data)  # the name that records give it, in hexadecimal
+        self._rotations = {(layer, role, head): rest for layer, role, head, *rest in rotations}
+
+    @staticmethod
+    def read(path: str) -> Bundle:
+        return Bundle(pathlib.Path(path).read_bytes())
+
+    def rotation(self, layer: int, role: str, head: int) -> Optional[Any]:
+        """int16 [dim, dim] of a KV head; None where the bundle has none: its planes stay raw."""
+        import numpy
+
+        found = self._rotations.get((layer, role, head))
+        return found and numpy.frombuffer(found[1], "<i2").reshape(found[0], found[0])
 
 
 class PlaneCodec:

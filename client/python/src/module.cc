@@ -58,6 +58,7 @@ void BindCodecs(py::module_& m) {
   });
   m.def("codec_choice", &CodecChoiceToPython);
   m.def("codecs", &CodecsToPython);
+  m.def("bundle", &BundleToPython);
   m.def("split_layers", &LayersToPython);
   py::class_<PlaneCodec>(m, "PlaneCodec")
       .def(py::init([](const std::string& codec, const std::string& role, int32_t dim,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "client/python/src/errors.h"
+#include "kernels/codec/calibration.h"
 #include "kernels/codec/codec_plan.h"
 
 namespace kvstow::python {
@@ -175,6 +176,20 @@ py::tuple LayersToPython(const std::string& text) {
     }
   }
   return py::make_tuple(layered.choice, layers);
+}
+
+py::tuple BundleToPython(const std::string& bytes) {
+  const Digest model = ValueOrRaise(Calibration::ModelOf(bytes));
+  const Calibration calibration = ValueOrRaise(Calibration::Parse(bytes, model));
+  py::list rotations;
+  for (const Calibration::Entry& entry : calibration.entries()) {
+    const absl::Span<const int16_t> matrix = entry.rotation.matrix();
+    rotations.append(py::make_tuple(
+        entry.place.layer_idx, entry.place.role == Role::kKey ? "k" : "v", entry.place.head_idx,
+        entry.rotation.dim(),
+        py::bytes(reinterpret_cast<const char*>(matrix.data()), matrix.size() * sizeof(int16_t))));
+  }
+  return py::make_tuple(calibration.id().ToHex(), rotations);
 }
 
 py::list CodecsToPython() {

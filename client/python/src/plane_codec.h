@@ -69,6 +69,9 @@ class PlaneCodec {
 pybind11::tuple CodecChoiceToPython(const std::string& text);
 // Of "safe,layer0-1.k=int8": what is left without the layers, and (role, layer, codec) of these.
 pybind11::tuple LayersToPython(const std::string& text);
+// (id in hexadecimal, rotations) of a bundle's bytes; a rotation is (layer, role, KV head, dim,
+// int16 [dim, dim] as bytes).
+pybind11::tuple BundleToPython(const std::string& bytes);
 // (name, needs a calibration) of every codec of this build.
 pybind11::list CodecsToPython();
 

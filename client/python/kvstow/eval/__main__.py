@@ -14,7 +14,7 @@ from . import report as reports
 from .choices import Choice
 from .gates import BANDS, broken_bands
 from .language_model import LanguageModel
-from .likelihood import Scores, Text, score_texts
+from .likelihood import Scores, read_texts, score_texts
 from .retrieval import agreement, count_found
 
 DESCRIPTION = """Judges codecs on a causal language model of transformers that reads its quantized
@@ -56,15 +56,6 @@ def parser() -> argparse.ArgumentParser:
 
 def say(line: str) -> None:
     print(f"eval: {line}", file=sys.stderr, flush=True)
-
-
-def read_texts(model: LanguageModel, files: List[str]) -> List[Text]:
-    names = [pathlib.Path(file).stem for file in files]
-    unique = names if len(set(names)) == len(names) else files
-    return [
-        Text(name, model.tokens(pathlib.Path(file).read_text(encoding="utf-8")))
-        for name, file in zip(unique, files)
-    ]
 
 
 def choices_of(args: argparse.Namespace) -> List[Choice]:
@@ -140,7 +131,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         choices = choices_of(args)
         model = LanguageModel.load(args.model, args.dtype, args.threads)
         result = run(args, model, choices)
-    except (Error, OSError, UnicodeDecodeError) as error:
+    except (Error, ImportError, OSError, ValueError) as error:
         print(f"kvstow.eval: {error}", file=sys.stderr)
         return 2
     if args.json != "-":

@@ -7,6 +7,7 @@ k=tqm3,v=tq2,layer12-14.v=tq3        and others for some layers; here over raw, 
 k=tqm3,v=tq2,plan=FILE               a plan of layers, as `kvstow put --plan` takes it
 k=tqm3,v=tq2,first=64,last=128       tokens at both ends that stay raw
 k=tqm3,v=tq2,block=256               tokens per block
+olm4,calibration=FILE                a bundle, for the codecs that need one
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from typing import Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 from ..codecs import PlaneCodec, all_codecs, codec_choice, split_layers
 from ..errors import InvalidArgumentError
@@ -31,12 +32,14 @@ class Choice:
     num_raw_first_tokens: int = 64
     num_raw_last_tokens: int = 64
     tokens_per_block: int = 64
+    calibration: str = ""  # a file
 
     @staticmethod
     def parse(text: str, *, first: int = 64, last: int = 64, tokens_per_block: int = 64) -> Choice:
         """`first`, `last`: the raw tokens of words that are no preset and do not say themselves."""
         values = {"first": first, "last": last, "block": tokens_per_block}
         pair: Dict[str, str] = {}
+        calibration = ""
         without_layers, layers = split_layers(text)
         for i, item in enumerate(without_layers.split(",")):
             name, equals, value = item.partition("=")
@@ -50,13 +53,15 @@ class Choice:
                 pair[name] = value
             elif name == "plan" and equals:
                 layers = _layers_of_file(value) + layers
+            elif name == "calibration" and value:
+                calibration = value
             elif name in values and value.isdigit():
                 values[name] = int(value)
             else:
                 raise InvalidArgumentError(
                     f"codecs {text!r}: {item!r} is not understood, want a preset, a codec, "
                     "k=CODEC, v=CODEC, layerN.k=CODEC, layerN-M.v=CODEC, plan=FILE, "
-                    "first=TOKENS, last=TOKENS or block=TOKENS"
+                    "first=TOKENS, last=TOKENS, block=TOKENS or calibration=FILE"
                 )
         if set(pair) != set(ROLES):
             raise InvalidArgumentError(f"codecs {text!r}: no codec for both k and v")
@@ -69,6 +74,7 @@ class Choice:
             values["first"],
             values["last"],
             values["block"],
+            calibration,
         )
 
     def codec(self, role: str, layer: int) -> str:
@@ -117,4 +123,14 @@ def planes(num_layers: int) -> Iterator[Tuple[str, int]]:
 
 @functools.lru_cache(maxsize=None)
 def _bits(codec: str, role: str, dim: int, tokens_per_block: int) -> float:
-    return PlaneCodec(codec, role, dim, tokens_per_block=tokens_per_block).bits_per_value
+    # Of any rotation: its values are in the bundle, not in the planes.
+    rotation = identity(dim) if all_codecs()[codec] else None
+    made = PlaneCodec(codec, role, dim, tokens_per_block=tokens_per_block, rotation=rotation)
+    return made.bits_per_value
+
+
+def identity(dim: int) -> Any:
+    """The rotation that turns nothing, int16 [dim, dim]."""
+    import numpy
+
+    return numpy.eye(dim, dtype=numpy.int16) << 14

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 from ..errors import InvalidArgumentError
@@ -15,6 +16,16 @@ from .past import read_back
 class Text(NamedTuple):
     name: str
     ids: List[int]
+
+
+def read_texts(model: LanguageModel, files: Sequence[str]) -> List[Text]:
+    """Named by their files, without folders where that is enough."""
+    names = [pathlib.Path(file).stem for file in files]
+    unique = names if len(set(names)) == len(names) else files
+    return [
+        Text(name, model.tokens(pathlib.Path(file).read_text(encoding="utf-8")))
+        for name, file in zip(unique, files)
+    ]
 
 
 class Mean(NamedTuple):
