@@ -34,6 +34,7 @@
 #include "kernels/core/block_layout.h"
 #include "kernels/core/model_spec.h"
 #include "kernels/layout/planes.h"
+#include "kernels/layout/ranks.h"
 
 namespace kvstow {
 
@@ -50,12 +51,6 @@ struct Model {  // registered
 struct LayerRows {
   RowsView k;
   RowsView v;
-};
-
-// KV heads [first, first + count) of each layer: those of one tensor-parallel rank. Zero: all.
-struct HeadRange {
-  int32_t first = 0;
-  int32_t count = 0;
 };
 
 struct PutRequest {

@@ -32,34 +32,6 @@ using BlockV8 = hn::Vec<BlockD8>;
 
 constexpr size_t kRowsPerBatch = hn::MaxLanes(BlockD8()) / 16;
 
-// Block b of the result is the 16 bytes at first + b * kStride: the same place in consecutive rows.
-template <int64_t kStride, class D>
-HWY_INLINE hn::Vec<D> LoadBlocks(D d, const std::byte* first) {
-  using T = hn::TFromD<D>;
-  constexpr size_t kBlocks = hn::MaxLanes(D()) * sizeof(T) / 16;
-  if constexpr (kBlocks == 1) {
-    return hn::LoadU(d, reinterpret_cast<const T*>(first));
-  } else {
-    const hn::Half<D> half;
-    const auto low = LoadBlocks<kStride>(half, first);
-    const auto high = LoadBlocks<kStride>(half, first + kBlocks / 2 * kStride);
-    return hn::Combine(d, high, low);
-  }
-}
-
-template <int64_t kStride, class D, class V>
-HWY_INLINE void StoreBlocks(D d, V v, std::byte* first) {
-  using T = hn::TFromD<D>;
-  constexpr size_t kBlocks = hn::MaxLanes(D()) * sizeof(T) / 16;
-  if constexpr (kBlocks == 1) {
-    hn::StoreU(v, d, reinterpret_cast<T*>(first));
-  } else {
-    const hn::Half<D> half;
-    StoreBlocks<kStride>(half, hn::LowerHalf(half, v), first);
-    StoreBlocks<kStride>(half, hn::UpperHalf(half, v), first + kBlocks / 2 * kStride);
-  }
-}
-
 // The sum over its block in every lane.
 HWY_INLINE BlockV32 BlockSum(BlockV32 v) {
   v = hn::Add(v, hn::Shuffle1032(v));

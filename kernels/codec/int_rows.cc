@@ -6,6 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/int_rows.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/codec/simd-inl.h"
@@ -27,6 +28,8 @@ HWY_INLINE hn::Vec<hn::CappedTag<hn::TFromD<D>, 8>> FoldMax(D d, V v) {
   }
 }
 
+constexpr int64_t kAheadBytes = 2048;  // an address that is not there does no harm
+
 // The largest magnitude as bits of its own format: magnitudes of IEEE formats are ordered as
 // integers.
 template <class T>
@@ -40,6 +43,7 @@ HWY_INLINE T MaxMagnitudeBits(const std::byte* values, int64_t count) {
   auto max1 = hn::Zero(d);  // two chains: one alone would wait for itself
   int64_t i = 0;
   for (; i + 2 * num_lanes <= count; i += 2 * num_lanes) {
+    hwy::Prefetch(values + (i + num_lanes) * sizeof(T) + kAheadBytes);
     max = hn::Max(max, hn::And(hn::LoadU(d, bits + i), hn::Set(d, kMask)));
     max1 = hn::Max(max1, hn::And(hn::LoadU(d, bits + i + num_lanes), hn::Set(d, kMask)));
   }

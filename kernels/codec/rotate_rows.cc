@@ -12,7 +12,7 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/rotate_rows.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "kernels/codec/simd-inl.h"
+#include "kernels/codec/lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstow {
@@ -20,21 +20,8 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
-// sum + a[2i] * b[2i] + a[2i + 1] * b[2i + 1].
-template <class D, class V16, class V32>
-HWY_INLINE V32 MulAddPairs(D d, V16 a, V16 b, V32 sum) {
-#if HWY_ARCH_X86
-  V32 unused = hn::Zero(d);
-  return hn::ReorderWidenMulAccumulate(d, a, b, sum, unused);
-#else
-  const V32 a32 = hn::BitCast(d, a);
-  const V32 b32 = hn::BitCast(d, b);
-  const V32 low = hn::Mul(hn::ShiftRight<16>(hn::ShiftLeft<16>(a32)),
-                          hn::ShiftRight<16>(hn::ShiftLeft<16>(b32)));
-  const V32 high = hn::Mul(hn::ShiftRight<16>(a32), hn::ShiftRight<16>(b32));
-  return hn::Add(sum, hn::Add(low, high));
-#endif
-}
+// Sums that are kept in registers for each row: of so many vectors at once, where there are 32.
+constexpr int kMaxVectors = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // numbers of better targets are lower
 
 struct Job {
   const int16_t* pairs;
@@ -52,26 +39,26 @@ HWY_INLINE void RotateColumns(D d, const Job& job, int first) {
   V32 sum[kRotatedRows][kVectors];
   HWY_UNROLL(8)
   for (int r = 0; r < kRotatedRows; ++r) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (int k = 0; k < kVectors; ++k) sum[r][k] = hn::Zero(d);
   }
   for (int p = 0; p < job.dim / 2; ++p) {
     const int16_t* factors = job.pairs + 2 * (static_cast<int64_t>(p) * job.dim + first);
     hn::Vec<decltype(d16)> factor[kVectors];
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (int k = 0; k < kVectors; ++k) factor[k] = hn::LoadU(d16, factors + 2 * k * num_lanes);
     HWY_UNROLL(8)
     for (int r = 0; r < kRotatedRows; ++r) {
       int32_t pair;
       std::memcpy(&pair, job.in + r * job.dim + 2 * p, sizeof(pair));
       const auto input = hn::BitCast(d16, hn::Set(d, pair));
-      HWY_UNROLL(2)
+      HWY_UNROLL(4)
       for (int k = 0; k < kVectors; ++k) sum[r][k] = MulAddPairs(d, factor[k], input, sum[r][k]);
     }
   }
   HWY_UNROLL(8)
   for (int r = 0; r < kRotatedRows; ++r) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (int k = 0; k < kVectors; ++k) {
       hn::StoreU(sum[r][k], d, job.out + r * job.dim + first + k * num_lanes);
     }
@@ -84,6 +71,9 @@ void RotateImpl(const int16_t* pairs, int dim, const int16_t* in, int32_t* out) 
   const hn::CappedTag<int32_t, 4> d4;
   const int num_lanes = static_cast<int>(hn::Lanes(d));
   int i = 0;
+  for (; i + kMaxVectors * num_lanes <= dim; i += kMaxVectors * num_lanes) {
+    RotateColumns<kMaxVectors>(d, job, i);
+  }
   for (; i + 2 * num_lanes <= dim; i += 2 * num_lanes) RotateColumns<2>(d, job, i);
   for (; i + num_lanes <= dim; i += num_lanes) RotateColumns<1>(d, job, i);
   for (; i < dim; i += 4) RotateColumns<1>(d4, job, i);

@@ -71,6 +71,14 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> F16BitsFromFloat(DF df, VF value) {
   return hn::Or(half, sign);
 }
 
+// p and its rounding to bf16: p is 2^16 times the value, and p - fl(p * (1 - 2^-16)) is the value
+// rounded to 8 significant bits, ties to even; its low 16 bits are 0.
+template <class DF, class VF>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> RoundedBf16(DF df, VF p) {
+  const hn::RebindToUnsigned<DF> du;
+  return hn::BitCast(du, hn::Add(hn::Mul(p, hn::Set(df, -65535.0f / 65536.0f)), p));
+}
+
 // Lanes(df) consecutive values of `kDType` as fp32, from any address.
 template <DType kDType, class DF>
 HWY_INLINE hn::Vec<DF> LoadFloats(DF df, const std::byte* values) {
@@ -104,6 +112,35 @@ HWY_INLINE void StoreFloats(DF df, VF value, std::byte* values) {
     }
     const auto packed = hn::DemoteTo(d16, hn::BitCast(di, half));  // fits: no saturation
     hn::StoreU(packed, d16, reinterpret_cast<uint16_t*>(values));
+  }
+}
+
+// Block b of the result is the 16 bytes at first + b * stride: the same place of rows that far
+// apart.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const std::byte* first, int64_t stride) {
+  using T = hn::TFromD<D>;
+  constexpr size_t kBlocks = hn::MaxLanes(D()) * sizeof(T) / 16;
+  if constexpr (kBlocks == 1) {
+    return hn::LoadU(d, reinterpret_cast<const T*>(first));
+  } else {
+    const hn::Half<D> half;
+    const auto low = LoadBlocks(half, first, stride);
+    const auto high = LoadBlocks(half, first + kBlocks / 2 * stride, stride);
+    return hn::Combine(d, high, low);
+  }
+}
+
+template <class D, class V>
+HWY_INLINE void StoreBlocks(D d, V v, std::byte* first, int64_t stride) {
+  using T = hn::TFromD<D>;
+  constexpr size_t kBlocks = hn::MaxLanes(D()) * sizeof(T) / 16;
+  if constexpr (kBlocks == 1) {
+    hn::StoreU(v, d, reinterpret_cast<T*>(first));
+  } else {
+    const hn::Half<D> half;
+    StoreBlocks(half, hn::LowerHalf(half, v), first, stride);
+    StoreBlocks(half, hn::UpperHalf(half, v), first + kBlocks / 2 * stride, stride);
   }
 }
 

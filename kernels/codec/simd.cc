@@ -9,7 +9,7 @@ namespace kvstow {
 namespace {
 
 // Weakest first; the numbers of better targets are lower.
-constexpr std::array<int64_t, 4> kTargets = {HWY_NEON, HWY_SSE4, HWY_AVX2, HWY_AVX3};
+constexpr std::array<int64_t, 5> kTargets = {HWY_NEON, HWY_SSE4, HWY_AVX2, HWY_AVX3, HWY_AVX3_DL};
 
 bool IsSupported(int64_t target) {
   // Once: Highway asks the processor anew each time, and virtual machines answer that slowly.
@@ -40,6 +40,8 @@ void ForceSimdTarget(std::string_view target) {
     if (IsSupported(known) && target == hwy::TargetName(known)) forced = known;
   }
   KVSTOW_CHECK(target.empty() || forced != 0);
+  // Most sources have no code of their own for it: they take their best.
+  if (forced == HWY_AVX3_DL) forced |= HWY_AVX3;
   hwy::SetSupportedTargetsForTest(forced);
   hwy::GetChosenTarget().DeInit();  // the next call chooses anew
 }

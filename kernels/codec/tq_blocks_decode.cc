@@ -37,7 +37,7 @@ HWY_INLINE BlockV8 ShiftBytes(BlockV8 v) {  // bits of the neighbour come in abo
 template <int64_t kStride>
 HWY_INLINE BlockV8 PairNibbles(const std::byte* codes, int c) {
   const BlockD8 d8;
-  const BlockV8 packed = LoadBlocks<kStride>(d8, codes + c / 2 * 16);
+  const BlockV8 packed = LoadBlocks(d8, codes + c / 2 * 16, kStride);
   const BlockV8 bytes =
       hn::TableLookupBytes(packed, hn::LoadDup128(d8, kByteTables.byte_of_pair[c % 2]));
   const BlockV8 upper = hn::LoadDup128(d8, kByteTables.upper_half);
@@ -55,7 +55,7 @@ HWY_INLINE LevelPair HighBits(const std::byte* codes, int c) {
     for (size_t r = 0; r < kB; ++r) std::memcpy(lanes + 16 * r, codes + r * kStride + kDim / 4, 8);
     packed = hn::Load(d8, reinterpret_cast<const uint8_t*>(lanes));
   } else {
-    packed = LoadBlocks<kStride>(d8, codes + kDim / 4 + c / 4 * 16);
+    packed = LoadBlocks(d8, codes + kDim / 4 + c / 4 * 16, kStride);
   }
   const BlockV8 bytes =
       hn::TableLookupBytes(packed, hn::LoadDup128(d8, kByteTables.byte_of_high[c % 4]));
@@ -74,7 +74,7 @@ HWY_INLINE LevelPair LoadLevels(const std::byte* codes, int c) {
   constexpr const LevelTables& kLevels = kLevelTables<kBits>;
   const BlockV8 levels = hn::LoadDup128(d8, kLevels.level);
   if constexpr (kBits == 4) {
-    const BlockV8 bytes = hn::TableLookupBytes(LoadBlocks<kStride>(d8, codes + 16 * c),
+    const BlockV8 bytes = hn::TableLookupBytes(LoadBlocks(d8, codes + 16 * c, kStride),
                                                hn::LoadDup128(d8, kByteTables.byte_of_nibble));
     return {hn::TableLookupBytes(levels, LowNibbles(bytes)),
             hn::TableLookupBytes(levels, LowNibbles(ShiftBytes<4>(bytes)))};
@@ -103,13 +103,6 @@ HWY_INLINE void InverseHadamard(BlockV16* v) {
   ForPairs<2, kRegisters, RotateInThenButterfly>(v);
   ForPairs<2, kRegisters, RotateInThenButterfly>(v);
   ForPairs<4, kRegisters, RotateInThenButterfly>(v);
-}
-
-// p and its rounding to bf16: p is 2^16 times the value, and p - fl(p * (1 - 2^-16)) is the value
-// rounded to 8 significant bits, ties to even; its low 16 bits are 0.
-HWY_INLINE hn::Vec<BlockDU32> RoundedBf16(BlockVF p) {
-  const BlockDF df;
-  return hn::BitCast(BlockDU32(), hn::Add(hn::Mul(p, hn::Set(df, -65535.0f / 65536.0f)), p));
 }
 
 // kB consecutive rows.
@@ -147,9 +140,9 @@ HWY_INLINE void DecodeRows(const DecodeBatch& batch, Role role, const float* mea
           p[b0] = hn::Add(p[b0], hn::LoadDup128(df, means + 4 * (4 * (i / 2) + 2 * b5 + b0)));
         }
       }
-      const auto even = hn::ShiftRight<16>(RoundedBf16(p[0]));
-      const auto both = hn::BitCast(du16, hn::Or(even, RoundedBf16(p[1])));
-      StoreBlocks<2 * kDim>(du16, both, batch.rows + 2 * OutputIdx(i, b5));
+      const auto even = hn::ShiftRight<16>(RoundedBf16(df, p[0]));
+      const auto both = hn::BitCast(du16, hn::Or(even, RoundedBf16(df, p[1])));
+      StoreBlocks(du16, both, batch.rows + 2 * OutputIdx(i, b5), 2 * kDim);
     }
   }
 }

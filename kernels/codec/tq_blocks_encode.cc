@@ -67,7 +67,7 @@ HWY_INLINE bool LoadBf16(const std::byte* rows, Role role, Batch<kDim>& batch) {
   auto max = hn::Zero(du16);
   HWY_UNROLL(16)
   for (int i = 0; i < kRegisters; ++i) {
-    batch.v[i] = LoadBlocks<2 * kDim>(d16, rows + 16 * i);
+    batch.v[i] = LoadBlocks(d16, rows + 16 * i, 2 * kDim);
     max = hn::Max(max, hn::And(hn::BitCast(du16, batch.v[i]), hn::Set(du16, uint16_t{0x7fff})));
   }
   const BlockV32 biased = hn::ShiftRight<7>(BlockMaxU16(hn::BitCast(d16, max)));
@@ -108,7 +108,7 @@ HWY_INLINE void LoadResiduals(const std::byte* rows, const TqBlockInput& input, 
   HWY_UNROLL(16)
   for (int i = 0; i < kRegisters; ++i) {
     const BlockV16 mean = hn::LoadDup128(d16, input.means + 8 * i);
-    batch.v[i] = hn::SaturatedSub(LoadBlocks<2 * kDim>(d16, rows + 16 * i), mean);
+    batch.v[i] = hn::SaturatedSub(LoadBlocks(d16, rows + 16 * i, 2 * kDim), mean);
     max = hn::Max(max, hn::BitCast(du16, hn::Abs(batch.v[i])));  // |-32768| is 32768 here
   }
   const BlockV32 max32 = BlockMaxU16(hn::BitCast(d16, max));
@@ -296,13 +296,13 @@ HWY_INLINE void QuantizeGroup(const int16_t* registers, const BlockV16 (&thresho
       word[half] = hn::Add(hn::Add(hn::ShiftLeft<8>(high), low), offset);
     }
     RotateIn(word[0], word[1]);
-    StoreBlocks<kStride>(d16, word[0], codes);
-    StoreBlocks<kStride>(d16, word[1], codes + 16);
+    StoreBlocks(d16, word[0], codes, kStride);
+    StoreBlocks(d16, word[1], codes + 16, kStride);
   } else if constexpr (kBits == 2) {
     BlockV16 word = y[7];
     HWY_UNROLL(7)
     for (int i = 6; i >= 0; --i) word = hn::Add(hn::ShiftLeft<2>(word), y[i]);
-    StoreBlocks<kStride>(d16, hn::Add(word, hn::Set(d16, int16_t{0x2aaa})), codes);
+    StoreBlocks(d16, hn::Add(word, hn::Set(d16, int16_t{0x2aaa})), codes, kStride);
   } else {
     BlockV16 low = hn::And(y[7], hn::Set(d16, 3));
     BlockV16 negative = hn::ShiftRight<8>(y[7]);
@@ -311,7 +311,7 @@ HWY_INLINE void QuantizeGroup(const int16_t* registers, const BlockV16 (&thresho
       low = hn::Or(hn::ShiftLeft<2>(low), hn::And(y[i], hn::Set(d16, 3)));
       negative = hn::Or(hn::Add(negative, negative), hn::ShiftRight<8>(y[i]));
     }
-    StoreBlocks<kStride>(d16, low, codes);
+    StoreBlocks(d16, low, codes, kStride);
     alignas(64) static constexpr uint8_t kEvenBytes[16] = {
         0, 2, 4, 6, 8, 10, 12, 14, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
     const BlockV8 high = hn::TableLookupBytesOr0(

@@ -12,7 +12,7 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/tq_lanes.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "kernels/codec/simd-inl.h"
+#include "kernels/codec/lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstow {
@@ -134,36 +134,6 @@ int64_t SumOfSquares(const int16_t* q, int dim) {
   return sum;
 }
 
-// Eight vectors of eight: rows become columns.
-HWY_INLINE void TransposeEight(V8x16* v) {
-  const D8x16 d16;
-  const hn::Repartition<int32_t, D8x16> d32;
-  const hn::Repartition<int64_t, D8x16> d64;
-  V8x16 t[8];
-  HWY_UNROLL(4)
-  for (int k = 0; k < 4; ++k) {
-    t[2 * k] = hn::InterleaveLower(d16, v[2 * k], v[2 * k + 1]);
-    t[2 * k + 1] = hn::InterleaveUpper(d16, v[2 * k], v[2 * k + 1]);
-  }
-  HWY_UNROLL(4)
-  for (int k = 0; k < 4; ++k) {
-    const int i = k / 2 * 4 + k % 2;  // 0, 1, 4, 5
-    const auto a = hn::BitCast(d32, t[i]);
-    const auto b = hn::BitCast(d32, t[i + 2]);
-    v[2 * k] = hn::BitCast(d16, hn::InterleaveLower(d32, a, b));
-    v[2 * k + 1] = hn::BitCast(d16, hn::InterleaveUpper(d32, a, b));
-  }
-  HWY_UNROLL(4)
-  for (int k = 0; k < 4; ++k) {
-    const auto a = hn::BitCast(d64, v[k]);
-    const auto b = hn::BitCast(d64, v[k + 4]);
-    t[2 * k] = hn::BitCast(d16, hn::InterleaveLower(d64, a, b));
-    t[2 * k + 1] = hn::BitCast(d16, hn::InterleaveUpper(d64, a, b));
-  }
-  HWY_UNROLL(8)
-  for (int k = 0; k < 8; ++k) v[k] = t[k];
-}
-
 // As many of eight 16-bit numbers as `d` has lanes.
 template <class D>
 HWY_INLINE hn::Vec<D> PromoteFirst(D d, V8x16 v) {
@@ -177,7 +147,7 @@ HWY_INLINE hn::Vec<D> PromoteFirst(D d, V8x16 v) {
 // Values i .. i + 7 of eight rows, one vector a row, to the lanes from `row` on.
 HWY_INLINE void StoreInLanes(V8x16* rows, int32_t* y, int i, size_t row) {
   const hn::CappedTag<int32_t, 8> d;
-  TransposeEight(rows);
+  TransposeEight(D8x16(), rows);
   HWY_UNROLL(8)
   for (int k = 0; k < 8; ++k) {
     hn::StoreU(PromoteFirst(d, rows[k]), d, y + (i + k) * kLanes + row);
@@ -384,7 +354,7 @@ void StoreRows16(absl::Span<const TqCodeRow> rows, int dim, const int16_t* value
       V8x16 v[8];
       // Four lanes are followed by four of the next value: those rows are not stored.
       for (size_t k = 0; k < 8; ++k) v[k] = hn::LoadU(d16, values + (i + k) * kLanes + first);
-      TransposeEight(v);
+      TransposeEight(d16, v);
       for (size_t k = 0; k < 8 && first + k < rows.size(); ++k) {
         hn::StoreU(v[k], d16, reinterpret_cast<int16_t*>(rows[first + k].values) + i);
       }

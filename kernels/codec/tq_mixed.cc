@@ -1,10 +1,13 @@
-// Highway backend of tq_mixed: energies with Highway, then tq's backend for each set.
+// Highway backend of tq_mixed: energies with Highway, then both sets by the columns, or each packed
+// by tq's backend.
 #include "kernels/codec/tq_mixed.h"
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 
 #include "kernels/codec/int_rows.h"
+#include "kernels/codec/tq_simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/tq_mixed.cc"
@@ -18,30 +21,54 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
-// energy[j] = sum over rows of p[t][j]^2, |p| <= 2^11. `dim` is a multiple of 8.
-void EnergiesImpl(const int16_t* p, int64_t num_tokens, int64_t dim, int64_t* energy) {
-  const hn::CappedTag<int32_t, 8> d;
-  const hn::Rebind<int16_t, decltype(d)> d16;
+// energy[j] = sum over rows of rint(x[t][j] * 2^log2)^2, |rint| <= 2^11. Dims are multiples of 16.
+void EnergiesImpl(const PlaneShape& shape, const std::byte* rows, int log2, int64_t* energy) {
+  const hn::CappedTag<float, 16> df;
+  const hn::RebindToSigned<decltype(df)> d;
   constexpr int64_t kLanes = hn::MaxLanes(d);
   constexpr int64_t kRowsPerSum = 256;  // 2^8 * 2^22: below 2^31
   HWY_ALIGN int32_t lanes[kLanes];
-  for (int64_t j = 0; j < dim; j += kLanes) {
-    std::fill_n(energy + j, kLanes, int64_t{0});
-    for (int64_t first = 0; first < num_tokens; first += kRowsPerSum) {
-      auto sum = hn::Zero(d);
-      const int64_t end = std::min(first + kRowsPerSum, num_tokens);
-      for (int64_t t = first; t < end; ++t) {
-        const auto v = hn::PromoteTo(d, hn::LoadU(d16, p + t * dim + j));
-        sum = hn::Add(sum, hn::Mul(v, v));
+  const auto factor = hn::Set(df, PowerOfTwo(log2));
+  WithDType(shape.dtype, [&]<DType kDType>() HWY_ATTR {
+    const int64_t value_bytes = kDType == DType::kF32 ? 4 : 2;
+    for (int64_t j = 0; j < shape.dim; j += kLanes) {
+      std::fill_n(energy + j, kLanes, int64_t{0});
+      for (int64_t first = 0; first < shape.num_tokens; first += kRowsPerSum) {
+        auto sum = hn::Zero(d);
+        const int64_t end = std::min<int64_t>(first + kRowsPerSum, shape.num_tokens);
+        for (int64_t t = first; t < end; ++t) {
+          const auto x = LoadFloats<kDType>(df, rows + (t * shape.dim + j) * value_bytes);
+          const auto p = hn::NearestInt(hn::Mul(x, factor));
+          sum = hn::Add(sum, hn::Mul(p, p));
+        }
+        hn::Store(sum, d, lanes);
+        for (int64_t k = 0; k < kLanes; ++k) energy[j + k] += lanes[k];
       }
-      hn::Store(sum, d, lanes);
-      for (int64_t k = 0; k < kLanes; ++k) energy[j + k] += lanes[k];
     }
+  });
+}
+
+// The largest number that `count` of the energies reach, bit by bit.
+int64_t ReachedByImpl(const int64_t* energy, int64_t dim, int count) {
+  const hn::CappedTag<int64_t, 8> d;
+  int64_t max = 0;
+  for (int64_t j = 0; j < dim; ++j) max = std::max(max, energy[j]);
+  int64_t reached = 0;
+  for (int64_t bit = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(max))); bit != 0;
+       bit >>= 1) {
+    const auto below = hn::Set(d, reached + bit - 1);
+    size_t num_reached = 0;
+    for (int64_t j = 0; j < dim; j += static_cast<int64_t>(hn::Lanes(d))) {
+      num_reached += hn::CountTrue(d, hn::Gt(hn::LoadU(d, energy + j), below));
+    }
+    if (num_reached >= static_cast<size_t>(count)) reached += bit;
   }
+  return reached;
 }
 
 #else
-void EnergiesImpl(const int16_t*, int64_t, int64_t, int64_t*) {}
+int64_t ReachedByImpl(const int64_t*, int64_t, int) { return 0; }
+void EnergiesImpl(const PlaneShape&, const std::byte*, int, int64_t*) {}
 #endif
 
 }  // namespace
@@ -53,6 +80,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvstow {
 
 HWY_EXPORT(EnergiesImpl);
+HWY_EXPORT(ReachedByImpl);
 
 namespace {
 
@@ -92,11 +120,11 @@ struct Part {
 
   // Calls `call` with the set's columns, in the plane's value type.
   template <class Call>
-  void WithColumns(int64_t dim, const Call& call) const {
+  void WithColumns(int64_t dim, int64_t num_tokens, const Call& call) const {
     if (shape.dtype == DType::kF32) {
-      call(Columns<uint32_t>{order, shape.dim, dim, shape.num_tokens});
+      call(Columns<uint32_t>{order, shape.dim, dim, num_tokens});
     } else {
-      call(Columns<uint16_t>{order, shape.dim, dim, shape.num_tokens});
+      call(Columns<uint16_t>{order, shape.dim, dim, num_tokens});
     }
   }
 };
@@ -115,6 +143,53 @@ int64_t RowsBytes(const PlaneShape& shape) {
   return DTypeBytes(shape.dtype, int64_t{shape.num_tokens} * shape.dim);
 }
 
+TqChannelSet ChannelsOf(const Part& part) {
+  const TqPlane plane{.format = part.tq, .has_means = false, .num_tokens = part.shape.num_tokens};
+  return {plane, part.order};
+}
+
+bool CanUseColumns(const TqMixedFormat& format) {
+  return CanUseTqColumns(format.shape.dtype, format.outliers().dim) &&
+         CanUseTqColumns(format.shape.dtype, format.others().dim) &&
+         format.shape.dim <= kMaxTqColumns;
+}
+
+// The channels of single rows, one row per lane.
+EncodeResult EncodeLeft(const Part& part, int64_t dim, const std::byte* rows,
+                        const std::vector<int32_t>& left, std::byte* bytes) {
+  const int64_t row_bytes = DTypeBytes(part.shape.dtype, part.shape.dim);
+  std::vector<std::byte> packed(left.size() * row_bytes);
+  std::vector<TqValueRow> value_rows;
+  for (const int64_t t : left) {
+    std::byte* const values = packed.data() + value_rows.size() * row_bytes;
+    part.WithColumns(dim, /*num_tokens=*/1, [&](const auto& columns) {
+      columns.Gather(rows + t * DTypeBytes(part.shape.dtype, dim), values);
+    });
+    value_rows.push_back({t, values});
+  }
+  return EncodeTqValueRows(ChannelsOf(part).plane, part.shape.dtype, value_rows, bytes);
+}
+
+EncodeResult EncodeByColumns(const Part (&parts)[2], int64_t dim, const std::byte* rows,
+                             std::byte* const (&bytes)[2]) {
+  const TqChannelSet sets[2] = {ChannelsOf(parts[0]), ChannelsOf(parts[1])};
+  for (int i = 0; i < 2; ++i) ClearTqPadding(sets[i].plane, bytes[i]);
+  std::vector<int32_t> left[2];
+  if (!EncodeTqColumns(sets, dim, rows, bytes, absl::MakeSpan(left))) return EncodeResult::kKeepRaw;
+  for (int i = 0; i < 2; ++i) {
+    const EncodeResult result = EncodeLeft(parts[i], dim, rows, left[i], bytes[i]);
+    if (result != EncodeResult::kEncoded) return result;
+  }
+  return EncodeResult::kEncoded;
+}
+
+EncodeResult EncodePacked(const Part& part, int64_t dim, const std::byte* rows, std::byte* bytes) {
+  const auto packed = std::make_unique_for_overwrite<std::byte[]>(RowsBytes(part.shape));
+  part.WithColumns(dim, part.shape.num_tokens,
+                   [&](const auto& columns) { columns.Gather(rows, packed.get()); });
+  return EncodeTqHighway(part.tq, part.shape, packed.get(), bytes);
+}
+
 }  // namespace
 
 EncodeResult EncodeTqMixedHighway(const TqMixedFormat& format, const std::byte* rows,
@@ -129,34 +204,37 @@ EncodeResult EncodeTqMixedHighway(const TqMixedFormat& format, const std::byte* 
   }
   std::byte* marks = plane + format.marks_at();
   std::fill(marks + shape.dim / 8, plane + format.plane_bytes(), std::byte{0});
-  {
-    const auto p = std::make_unique_for_overwrite<int16_t[]>(num_values);
-    ValuesToInts(shape.dtype, rows, num_values, kTqRowBits - range.exponent, p.get());
-    std::vector<int64_t> energy(shape.dim);
-    HWY_DYNAMIC_DISPATCH(EnergiesImpl)(p.get(), shape.num_tokens, shape.dim, energy.data());
-    MarkTqOutliers(energy, marks);
-  }
+  std::vector<int64_t> energy(shape.dim);
+  HWY_DYNAMIC_DISPATCH(EnergiesImpl)(shape, rows, kTqRowBits - range.exponent, energy.data());
+  const int64_t least =
+      HWY_DYNAMIC_DISPATCH(ReachedByImpl)(energy.data(), shape.dim, TqMixedOutliers(shape.dim));
+  MarkTqOutliers(energy, least, marks);
   const std::vector<int32_t> order = TqMixedOrder(shape.dim, marks);
-  const auto packed = std::make_unique_for_overwrite<std::byte[]>(RowsBytes(format.others()));
-  const auto encode = [&](const Part& part, std::byte* to) {
-    part.WithColumns(shape.dim, [&](const auto& columns) { columns.Gather(rows, packed.get()); });
-    return EncodeTqHighway(part.tq, part.shape, packed.get(), to);
-  };
-  const EncodeResult result = encode(OutliersOf(format, order), plane);
+  const Part parts[2] = {OutliersOf(format, order), OthersOf(format, order)};
+  std::byte* const bytes[2] = {plane, plane + format.others_at()};
+  if (CanUseColumns(format)) return EncodeByColumns(parts, shape.dim, rows, bytes);
+  const EncodeResult result = EncodePacked(parts[0], shape.dim, rows, bytes[0]);
   if (result != EncodeResult::kEncoded) return result;
-  return encode(OthersOf(format, order), plane + format.others_at());
+  return EncodePacked(parts[1], shape.dim, rows, bytes[1]);
 }
 
 void DecodeTqMixedHighway(const TqMixedFormat& format, const std::byte* plane, std::byte* rows) {
+  const int64_t dim = format.shape.dim;
   const std::vector<int32_t> order = TqMixedOrder(format.shape.dim, plane + format.marks_at());
+  const Part parts[2] = {OutliersOf(format, order), OthersOf(format, order)};
+  const std::byte* const bytes[2] = {plane, plane + format.others_at()};
+  if (CanUseColumns(format)) {
+    const TqChannelSet sets[2] = {ChannelsOf(parts[0]), ChannelsOf(parts[1])};
+    DecodeTqColumns(sets, dim, bytes, rows);
+    return;
+  }
   const auto packed = std::make_unique_for_overwrite<std::byte[]>(RowsBytes(format.others()));
-  const auto decode = [&](const Part& part, const std::byte* from) {
-    DecodeTqHighway(part.tq, part.shape, from, packed.get());
-    part.WithColumns(format.shape.dim,
-                     [&](const auto& columns) { columns.Scatter(packed.get(), rows); });
-  };
-  decode(OutliersOf(format, order), plane);
-  decode(OthersOf(format, order), plane + format.others_at());
+  for (int i = 0; i < 2; ++i) {
+    const PlaneShape& shape = parts[i].shape;
+    DecodeTqHighway(parts[i].tq, shape, bytes[i], packed.get());
+    parts[i].WithColumns(dim, shape.num_tokens,
+                         [&](const auto& columns) { columns.Scatter(packed.get(), rows); });
+  }
 }
 
 }  // namespace kvstow

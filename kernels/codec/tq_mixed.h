@@ -57,12 +57,13 @@ struct TqMixedFormat {
 };
 
 inline bool TqMixedAccepts(const PlaneShape& shape) {
-  return IsFloatDType(shape.dtype) && shape.num_tokens >= 1 && shape.dim % 8 == 0 &&
+  return IsFloatDType(shape.dtype) && shape.num_tokens >= 1 && shape.dim % 16 == 0 &&
          TqMixedOutliers(shape.dim) != 0;
 }
 
-// Marks the outliers of a plane, given the energy of each channel. `marks` is dim / 8 bytes.
-void MarkTqOutliers(const std::vector<int64_t>& energy, std::byte* marks);
+// Marks the outliers of a plane, given the energy of each channel and the least one of an outlier:
+// all that have more, and of those that have as much the first. `marks` is dim / 8 bytes.
+void MarkTqOutliers(const std::vector<int64_t>& energy, int64_t least, std::byte* marks);
 
 // All channels, the outliers first.
 std::vector<int32_t> TqMixedOrder(int dim, const std::byte* marks);

@@ -1,6 +1,6 @@
 // Scalar backend of tq_mixed: the definition of tq_mixed.h over a whole plane.
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 #include "kernels/codec/tq_mixed.h"
 
@@ -32,28 +32,30 @@ void PutColumns(const PlaneShape& part, const std::vector<std::byte>& columns, c
 
 }  // namespace
 
-void MarkTqOutliers(const std::vector<int64_t>& energy, std::byte* marks) {
+void MarkTqOutliers(const std::vector<int64_t>& energy, int64_t least, std::byte* marks) {
   const int dim = static_cast<int>(energy.size());
-  std::vector<int32_t> order(dim);
-  std::iota(order.begin(), order.end(), 0);
-  const auto is_before = [&](int32_t a, int32_t b) {
-    return energy[a] != energy[b] ? energy[a] > energy[b] : a < b;
-  };
-  const int num_outliers = TqMixedOutliers(dim);
-  std::nth_element(order.begin(), order.begin() + num_outliers, order.end(), is_before);
+  auto num_equal = TqMixedOutliers(dim) - std::count_if(energy.begin(), energy.end(),
+                                                        [&](int64_t each) { return each > least; });
   std::fill_n(marks, dim / 8, std::byte{0});
-  for (int i = 0; i < num_outliers; ++i) {
-    marks[order[i] / 8] |= static_cast<std::byte>(1 << (order[i] % 8));
+  for (int i = 0; i < dim; ++i) {
+    const bool is_equal = energy[i] == least && num_equal > 0;
+    num_equal -= is_equal ? 1 : 0;
+    marks[i / 8] |= static_cast<std::byte>((energy[i] > least || is_equal ? 1 : 0) << (i % 8));
   }
 }
 
 std::vector<int32_t> TqMixedOrder(int dim, const std::byte* marks) {
-  std::vector<int32_t> order;
-  order.reserve(dim);
-  for (int wanted : {1, 0}) {
-    for (int j = 0; j < dim; ++j) {
-      if (((std::to_integer<int>(marks[j / 8]) >> (j % 8)) & 1) == wanted) order.push_back(j);
-    }
+  const auto is_marked = [&](int i) { return (std::to_integer<int>(marks[i / 8]) >> (i % 8)) & 1; };
+  int num_marked = 0;
+  for (int i = 0; i < dim; ++i) num_marked += is_marked(i);
+  std::vector<int32_t> order(dim);
+  int marked = 0;
+  int other = num_marked;
+  for (int i = 0; i < dim; ++i) {
+    const int is_outlier = is_marked(i);
+    order[is_outlier != 0 ? marked : other] = i;
+    marked += is_outlier;
+    other += 1 - is_outlier;
   }
   return order;
 }
@@ -74,7 +76,9 @@ EncodeResult EncodeTqMixedScalar(const TqMixedFormat& format, const std::byte* r
       energy[j] += p * p;
     }
   }
-  MarkTqOutliers(energy, plane + format.marks_at());
+  std::vector<int64_t> sorted(energy);
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  MarkTqOutliers(energy, sorted[TqMixedOutliers(shape.dim) - 1], plane + format.marks_at());
   const std::vector<int32_t> order = TqMixedOrder(shape.dim, plane + format.marks_at());
   const PlaneShape outliers = format.outliers();
   const PlaneShape others = format.others();

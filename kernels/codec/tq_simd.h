@@ -1,13 +1,17 @@
 // How the Highway backends of tq and tqm are put together. Nothing outside this folder includes it.
 //
-// Two engines do the work of a row; each is written for Highway once and compiled per instruction
+// Three engines do the work of a row; each is written for Highway once and compiled per instruction
 // set.
 //
 // Lanes: one row per SIMD lane, 32-bit integers; any dim, dtype and width. Butterflies never cross
 // lanes, and Paley matrices are as easy as Sylvester's.
 //
+// Columns: one row per lane as well, of 16 bits; bf16 at dims to 256 that are powers of two or 3
+// times one, several times faster. A plane is turned to columns once, so that sets of its channels
+// cost no more than all of them. Rows that may overflow 16 bits are handed to the lanes.
+//
 // Blocks: one row per 128-bit block of a register, 16-bit integers; bf16 at dims 64 and 128 (decode
-// also 256), several times faster. Rows that overflow 16 bits are handed to the lanes.
+// also 256), faster still. Rows that overflow 16 bits are handed to the lanes.
 #pragma once
 
 #include <cstddef>
@@ -67,6 +71,39 @@ struct TqCodeRow {
 
 void DecodeTqLanes(const TqFormat& format, DType dtype, const float* means,
                    absl::Span<const TqCodeRow> rows);
+
+// Rows of a float dtype, one row per lane, to their places of a plane.
+struct TqValueRow {
+  int64_t row_idx;
+  const std::byte* values;  // [dim] of `dtype`
+};
+
+EncodeResult EncodeTqValueRows(const TqPlane& plane, DType dtype, absl::Span<const TqValueRow> rows,
+                               std::byte* bytes);
+
+// Columns.
+inline constexpr int kMaxTqColumns = 256;
+
+constexpr bool CanUseTqColumns(DType dtype, int dim) {
+  return dtype == DType::kBf16 && dim <= kMaxTqColumns &&
+         (PaleyOrder(dim) == 1 || PaleyOrder(dim) == 12);
+}
+
+// Some channels of rows, as a tq plane of their own.
+struct TqChannelSet {
+  TqPlane plane;
+  const int32_t* channels;  // [plane.format.dim], of the rows
+};
+
+// `rows` is [num_tokens, dim] of bf16, dim a multiple of 8 and at most kMaxTqColumns. Encodes set i
+// to bytes[i]. Rows that may overflow are appended to left[i]; what is written for them is of no
+// use. False where a value is not finite or a scale infinite: the plane stays raw.
+bool EncodeTqColumns(absl::Span<const TqChannelSet> sets, int64_t dim, const std::byte* rows,
+                     absl::Span<std::byte* const> bytes, absl::Span<std::vector<int32_t>> left);
+
+// To bf16. Together the sets have every channel.
+void DecodeTqColumns(absl::Span<const TqChannelSet> sets, int64_t dim,
+                     absl::Span<const std::byte* const> bytes, std::byte* rows);
 
 // Blocks.
 bool CanEncodeTqBlocks(DType dtype, int dim);

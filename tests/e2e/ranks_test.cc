@@ -1,6 +1,7 @@
 // Tensor parallelism: each rank of the prefill puts its own heads of a block under the one key of
 // all, and ranks of any other number read theirs.
-#include <cstring>
+#include "kernels/layout/ranks.h"
+
 #include <thread>
 
 #include "tests/e2e/store_fixture.h"
@@ -18,19 +19,15 @@ class Ranks : public RunningDaemon {
     return spec;
   }
 
-  // Heads [first, first + count) of `whole`, in memory of their own, as a rank has them.
+  // `heads` of `whole`, in memory of their own, as a rank has them.
   static KvData HeadsOf(const KvData& whole, const HeadRange& heads) {
+    const TpRank rank{.rank = heads.first / heads.count, .num_ranks = kNumHeads / heads.count};
     KvData part = KvData::Empty(Spec(heads.count), whole.num_blocks());
     for (int block = 0; block < whole.num_blocks(); ++block) {
       const std::vector<std::byte> from = whole.RowForm(block);
       std::vector<std::byte> to(part.layout().block_bytes());
-      for (const PlaneInfo& plane : part.layout().planes()) {
-        const int32_t idx =
-            whole.layout().plane_idx(plane.layer_idx, plane.role, heads.first + plane.head_idx);
-        std::memcpy(to.data() + plane.row_offset,
-                    from.data() + whole.layout().plane(idx).row_offset,
-                    static_cast<size_t>(plane.row_bytes));
-      }
+      const absl::Status status = ReshardBlock(Spec(), {from}, rank, absl::MakeSpan(to));
+      EXPECT_TRUE(status.ok()) << status;
       part.SetBlock(block, to);
     }
     return part;
@@ -88,9 +85,8 @@ TEST_F(Ranks, FourWritersMakeOneBlockThatTwoOrEightReadersRead) {
     EXPECT_EQ(num_stored, 4) << "each block is sealed once";
     const KvData want = kv.AfterCodec(ParseCodecChoice(codec).value().pair);
     for (const int num_readers : {2, 8}) {
-      const int count = kNumHeads / num_readers;
       for (int rank = 0; rank < num_readers; ++rank) {
-        EXPECT_EQ(CountHitsAs(want, {.first = rank * count, .count = count}), 4)
+        EXPECT_EQ(CountHitsAs(want, *HeadsOfRank(kNumHeads, {rank, num_readers})), 4)
             << "rank " << rank << " of " << num_readers;
       }
     }

@@ -69,6 +69,11 @@ Coded RoundTrip(const Codec& codec, const CodecBackend& backend, const PlaneShap
   return coded;
 }
 
+// Only the dense rotations have code of their own for the newest instructions.
+bool IsTheSameAsAvx3(const Codec& codec, std::string_view target) {
+  return target == "AVX3_DL" && !codec.needs_rotation;
+}
+
 // Compares all backends, on all instruction sets, with the scalar one. True where it encoded.
 bool CheckPlane(const Codec& codec, const PlaneShape& shape, const std::vector<std::byte>& rows,
                 const std::string& what) {
@@ -76,6 +81,7 @@ bool CheckPlane(const Codec& codec, const PlaneShape& shape, const std::vector<s
   for (const CodecBackend& backend : codec.host.subspan(1)) {
     if (!backend.supported()) continue;
     for (std::string_view target : SimdTargets()) {
+      if (IsTheSameAsAvx3(codec, target)) continue;
       ForceSimdTarget(target);
       const Coded got = RoundTrip(codec, backend, shape, rows);
       EXPECT_EQ(got.result, want.result) << codec.name << " " << target << " " << what;
@@ -341,6 +347,7 @@ void CheckDecode(const Codec& codec, const PlaneShape& shape, const std::vector<
   codec.host[0].decode(shape, plane.data(), want.data());
   for (const CodecBackend& backend : codec.host.subspan(1)) {
     for (std::string_view target : SimdTargets()) {
+      if (IsTheSameAsAvx3(codec, target)) continue;
       ForceSimdTarget(target);
       std::vector<std::byte> got(want.size());
       backend.decode(shape, plane.data(), got.data());
