@@ -229,7 +229,9 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
   response->set_num_leading(static_cast<uint32_t>(first_miss - locations.begin()));
   if (request.has_prefix()) response->set_keys(KeysToBytes(keys));
   if (request.has_hints()) {
-    KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(request.hints(), 0));
+    v1::TurnHints message = request.hints();
+    if (request.has_prefix()) message.set_tenant(request.prefix().context().tenant());
+    KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(message, 0));
     parts.store->Tell({.keys = keys, .hints = hints});
   }
   const double rate = request.prefill_tokens_per_s();
