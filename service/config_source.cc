@@ -37,7 +37,7 @@ struct FieldHelp {
   std::string_view what;
 };
 
-constexpr std::array<FieldHelp, 33> kFields = {{
+constexpr std::array<FieldHelp, 34> kFields = {{
     {"listen.unix_socket", "/tmp/kvstow.sock", "", "/run/kvstow/kvstow.sock",
      "path of the unix socket; empty for none"},
     {"listen.tcp", "", "none", "127.0.0.1:7070", "TCP address; port 0 takes a free one"},
@@ -81,6 +81,8 @@ constexpr std::array<FieldHelp, 33> kFields = {{
     {"policy.ttl", "", "never", "24h", "blocks unused for so long leave by themselves"},
     {"guard.mode", "on", "", "off",
      "on: layers that codecs would spoil stay raw; off: only those of plans that were set"},
+    {"hbm.capacity", "0", "0, none", "16GiB",
+     "bytes of the first GPU's memory for a tier above the memory tier"},
     {"log.level", "info", "", "warning", "debug, info, warning or error"},
 }};
 constexpr FieldHelp kDrainTimeout = {"drain_timeout", "10s", "", "30s",

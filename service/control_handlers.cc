@@ -26,7 +26,8 @@ absl::Status CheckCount(std::string_view field, int64_t found, int64_t max) {
 }
 
 uint8_t LocationBits(const Location& location) {
-  return static_cast<uint8_t>((location.in_dram ? v1::LOCATION_DRAM : 0) |
+  return static_cast<uint8_t>((location.in_hbm ? v1::LOCATION_HBM : 0) |
+                              (location.in_dram ? v1::LOCATION_DRAM : 0) |
                               (location.in_nvme ? v1::LOCATION_NVME : 0));
 }
 

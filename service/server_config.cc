@@ -22,6 +22,7 @@ namespace {
 // sockaddr_un::sun_path has 108 bytes, the last of which is a zero.
 constexpr size_t kUnixPathBytesMax = 107;
 constexpr int64_t kDramBytesMin = int64_t{1} << 20;
+constexpr int64_t kHbmBytesMax = int64_t{1} << 44;  // what there is says the device
 constexpr int64_t kNvmeBytesMin = int64_t{1} << 20;
 constexpr int64_t kNvmeBytesMax = int64_t{1} << 50;
 // A data call holds 8 MiB of its own, and the blocks that it reads.
@@ -223,6 +224,10 @@ absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   }
   KVSTOW_RETURN_IF_ERROR(
       CheckBytes("dram.capacity", store.dram_bytes, kDramBytesMin, machine.memory_bytes));
+  if (store.hbm_bytes != 0) {
+    KVSTOW_RETURN_IF_ERROR(
+        CheckBytes("hbm.capacity", store.hbm_bytes, kDramBytesMin, kHbmBytesMax));
+  }
   KVSTOW_RETURN_IF_ERROR(
       CheckBytes("dram.headroom", store.dram_headroom_bytes, 0, store.dram_bytes / 2));
   KVSTOW_RETURN_IF_ERROR(
@@ -304,6 +309,7 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
   options.unix_socket = config.listen().unix_socket();
   options.tcp = config.listen().tcp();
   KVSTOW_RETURN_IF_ERROR(ReadBytes({"dram.capacity", config.dram().capacity()}, store.dram_bytes));
+  KVSTOW_RETURN_IF_ERROR(ReadBytes({"hbm.capacity", config.hbm().capacity()}, store.hbm_bytes));
   store.dram_headroom_bytes = StoreOptions::UsualHeadroomBytes(store.dram_bytes);
   if (!config.dram().headroom().empty()) {
     KVSTOW_RETURN_IF_ERROR(

@@ -65,6 +65,7 @@ TEST(ServerConfig, DefaultsAreThoseOfTheStructs) {
   EXPECT_EQ(from_nothing.store.dram_headroom_bytes, fresh.store.dram_bytes / 128);
   EXPECT_EQ(from_nothing.store.policy, fresh.store.policy);
   EXPECT_EQ(from_nothing.guard_derives, fresh.guard_derives);
+  EXPECT_EQ(from_nothing.store.hbm_bytes, 0);
   EXPECT_EQ(from_nothing.store.turn_gap, fresh.store.turn_gap);
   EXPECT_EQ(from_nothing.store.block_ttl, fresh.store.block_ttl);
   EXPECT_EQ(from_nothing.store.disk_admission, fresh.store.disk_admission);
@@ -98,6 +99,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
                                           "--policy.name=hazard",
                                           "--policy.turn_gap=20s",
                                           "--guard.mode=off",
+                                          "--hbm.capacity=5GiB",
                                           "--policy.ttl=21h",
                                           "--nvme.write_behind_max=64MiB",
                                           "--tickets.write_deadline=7s",
@@ -121,6 +123,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.store.disk_write_bytes_per_day, int64_t{19} << 30);
   EXPECT_EQ(options.store.policy, "hazard");
   EXPECT_FALSE(options.guard_derives);
+  EXPECT_EQ(options.store.hbm_bytes, int64_t{5} << 30);
   EXPECT_EQ(options.store.turn_gap, absl::Seconds(20));
   EXPECT_EQ(options.store.block_ttl, absl::Hours(21));
   EXPECT_EQ(options.store.nvme_path, "/data");
@@ -174,7 +177,7 @@ TEST(ServerConfig, DirectoryAsFileIsRefused) {
 TEST(ServerConfig, HelpListsEveryFieldWithDefaultAndExample) {
   const std::string help = HelpText(kMachine);
   const std::vector<std::string> names = ConfigFieldNames();
-  EXPECT_EQ(names.size(), 34u);
+  EXPECT_EQ(names.size(), 35u);
   for (const std::string& name : names) EXPECT_THAT(help, HasSubstr("--" + name + "="));
   EXPECT_THAT(help, HasSubstr("--dram.capacity=8GiB\n      bytes of the memory tier, populated at "
                               "start (default: 1GiB)\n"));
@@ -291,6 +294,7 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
 
 TEST(ServerConfig, RefusesWrongPoliciesByFieldAndNamesTheNearest) {
   const std::vector<RefusedLine> cases = {
+      {{"--hbm.capacity=512KiB"}, "hbm.capacity is 512 KiB, want 1 MiB to 16 TiB"},
       {{"--dram.capacity=4MiB", "--dram.headroom=3MiB"},
        "dram.headroom is 3 MiB, want 0 B to 2 MiB"},
       {{"--guard.mode=offf"}, "guard.mode is \"offf\", want on or off; did you mean off?"},
