@@ -147,11 +147,11 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
 // The index refuses blocks at its limit, so the limit must come before the end of the memory.
 TEST(ServerConfig, TheIndexFitsBesideTheMemoryTierUnlessToldOtherwise) {
   EXPECT_EQ(Accepted({}).store.blocks_max, 10'000'000);
-  // 1 GiB is left, of which half: 4,129,776 entries of 130 bytes.
-  EXPECT_EQ(Accepted({"--dram.capacity=15GiB"}).store.blocks_max, 4'129'776);
+  // 1 GiB is left, of which half: 1,789,569 entries of 300 bytes.
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB"}).store.blocks_max, 1'789'569);
   EXPECT_EQ(Accepted({"--dram.capacity=16GiB"}).store.blocks_max, 100'000);
-  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--limits.blocks=8000000"}).store.blocks_max,
-            8'000'000);
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--limits.blocks=3000000"}).store.blocks_max,
+            3'000'000);
 }
 
 TEST(ServerConfig, FlagsWinOverTheFileWhereverItStands) {
@@ -281,8 +281,9 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
       {{"--limits.calls_in_flight=0"}, "limits.calls_in_flight is 0, want 1 to 65536"},
       {{"--limits.bytes_in_flight=1MiB"}, "limits.bytes_in_flight is 1 MiB, want 16 MiB to 16 GiB"},
       {{"--limits.blocks=0"}, "limits.blocks is 0, want 1 to 4294967296"},
-      {{"--dram.capacity=3GiB", "--limits.blocks=107374183"},
-       "limits.blocks is 107374183, want 1 to 107374182: the index takes 130 bytes of each in the "
+      {{"--dram.capacity=3GiB", "--limits.blocks=46528813"},
+       "limits.blocks is 46528813, want 1 to 46528812: index and policy take 300 bytes of each in "
+       "the "
        "13 GiB that dram.capacity leaves"},
       {{"--metrics.address=9400"}, "metrics.address is \"9400\"" + address},
       {{"--metrics.address=localhost:"}, "metrics.address is \"localhost:\"" + address},
