@@ -198,6 +198,10 @@ absl::StatusOr<WireHints> HintsFromProto(const v1::TurnHints& message) {
     return BadField("hints.session", absl::StrCat(message.session().size(), " bytes"),
                     absl::StrCat("at most ", kMaxSessionBytes));
   }
+  if (message.tenant().size() > kMaxTenantBytes) {
+    return BadField("hints.tenant", absl::StrCat(message.tenant().size(), " bytes"),
+                    absl::StrCat("at most ", kMaxTenantBytes));
+  }
   if (message.pin_ms() > kMaxPinMs) {
     return BadField("hints.pin_ms", absl::StrCat(message.pin_ms()),
                     absl::StrCat("at most ", kMaxPinMs, ", a day"));
@@ -209,7 +213,8 @@ absl::StatusOr<WireHints> HintsFromProto(const v1::TurnHints& message) {
                   .input_tokens = message.input_tokens(),
                   .output_tokens = message.output_tokens()};
   if (!message.session().empty()) {
-    const Digest digest = DigestBuilder("kvstow.session.1").Add(message.session()).Finish();
+    const Digest digest =
+        DigestBuilder("kvstow.session.2").Add(message.tenant()).Add(message.session()).Finish();
     std::memcpy(&hints.session, digest.bytes.data(), sizeof(hints.session));
     hints.session |= 1;  // 0 is "not told"
   }

@@ -70,8 +70,8 @@ absl::Status CheckNumKeys(int64_t num_keys, std::string_view field, int64_t min_
 // kInvalidArgument for no tokens or more than kMaxTokensPerCall.
 absl::Status CheckNumTokens(int64_t num_tokens, std::string_view field);
 
-// kInvalidArgument: a session of more than 64 bytes, a pin of more than a day. The session becomes
-// a number: 64 bits of its digest.
+// kInvalidArgument: a session of more than 64 bytes, a tenant of more than 1024, a pin of more than
+// a day. Tenant and session become a number: 64 bits of their digest.
 absl::StatusOr<WireHints> HintsFromProto(const v1::TurnHints& message);
 
 // Units [first, end) of a block.

@@ -37,7 +37,7 @@ struct FieldHelp {
   std::string_view what;
 };
 
-constexpr std::array<FieldHelp, 33> kFields = {{
+constexpr std::array<FieldHelp, 34> kFields = {{
     {"listen.unix_socket", "/tmp/kvstow.sock", "", "/run/kvstow/kvstow.sock",
      "path of the unix socket; empty for none"},
     {"listen.tcp", "", "none", "127.0.0.1:7070", "TCP address; port 0 takes a free one"},
@@ -62,7 +62,8 @@ constexpr std::array<FieldHelp, 33> kFields = {{
     {"limits.queue", "4096", "", "1024", "work items that may wait for these threads"},
     {"limits.calls_in_flight", "256", "", "64", "Put, Get and Verify calls at once"},
     {"limits.bytes_in_flight", "512MiB", "", "1GiB", "bytes held for these calls"},
-    {"limits.blocks", "10000000", "", "1000000", "entries of the index"},
+    {"limits.blocks", "", "10000000, fewer where they take half the memory beside dram", "1000000",
+     "entries of the index, some 300 bytes each with the policy's"},
     {"channels.shm_socket", "auto", "auto: listen.unix_socket with .shm after it",
      "/run/kvstow/shm.sock", "socket over which workers share memory; empty for none"},
     {"channels.max", "256", "", "64", "windows of workers at once"},
@@ -81,6 +82,8 @@ constexpr std::array<FieldHelp, 33> kFields = {{
     {"policy.ttl", "", "never", "24h", "blocks unused for so long leave by themselves"},
     {"guard.mode", "on", "", "off",
      "on: layers that codecs would spoil stay raw; off: only those of plans that were set"},
+    {"hbm.capacity", "0", "0, none", "16GiB",
+     "bytes of the first GPU's memory for a tier above the memory tier"},
     {"log.level", "info", "", "warning", "debug, info, warning or error"},
 }};
 constexpr FieldHelp kDrainTimeout = {"drain_timeout", "10s", "", "30s",

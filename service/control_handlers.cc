@@ -26,7 +26,8 @@ absl::Status CheckCount(std::string_view field, int64_t found, int64_t max) {
 }
 
 uint8_t LocationBits(const Location& location) {
-  return static_cast<uint8_t>((location.in_dram ? v1::LOCATION_DRAM : 0) |
+  return static_cast<uint8_t>((location.in_hbm ? v1::LOCATION_HBM : 0) |
+                              (location.in_dram ? v1::LOCATION_DRAM : 0) |
                               (location.in_nvme ? v1::LOCATION_NVME : 0));
 }
 
@@ -229,7 +230,9 @@ absl::Status DoLookup(const ServiceParts& parts, const v1::LookupRequest& reques
   response->set_num_leading(static_cast<uint32_t>(first_miss - locations.begin()));
   if (request.has_prefix()) response->set_keys(KeysToBytes(keys));
   if (request.has_hints()) {
-    KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(request.hints(), 0));
+    v1::TurnHints message = request.hints();
+    if (request.has_prefix()) message.set_tenant(request.prefix().context().tenant());
+    KVSTOW_ASSIGN_OR_RETURN(const TurnHints hints, ReadHints(message, 0));
     parts.store->Tell({.keys = keys, .hints = hints});
   }
   const double rate = request.prefill_tokens_per_s();

@@ -61,7 +61,7 @@ absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<cons
   KVSTOW_ASSIGN_OR_RETURN(fingerprint_, Digest::FromBytes(request.fingerprint(), "fingerprint"));
   const std::vector<Location> locations = parts_.store->Lookup(keys);
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (!locations[i].in_dram && !locations[i].in_nvme) missing_.push_back(keys[i]);
+    if (!locations[i].present()) missing_.push_back(keys[i]);
   }
   return absl::OkStatus();
 }

@@ -11,8 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/device_memory.h"
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/core/text.h"
 #include "service/admission.h"
 #include "service/calibration_service.h"
 #include "service/calibration_store.h"
@@ -62,6 +64,15 @@ void SetChannelOptions(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
 }
 
+// Null where no hbm tier is wanted: a service without one leaves the GPU alone.
+absl::StatusOr<std::shared_ptr<DeviceMemory>> OpenDevice(const StoreOptions& store) {
+  if (store.hbm_bytes == 0) return nullptr;
+  absl::StatusOr<std::shared_ptr<DeviceMemory>> device = OpenDeviceMemory(0);
+  if (device.ok()) return device;
+  return absl::InvalidArgumentError(absl::StrCat("hbm.capacity is ", FormatBytes(store.hbm_bytes),
+                                                 ", want 0: ", device.status().message()));
+}
+
 }  // namespace
 
 // Members in the order in which they are built; destroyed in reverse.
@@ -102,7 +113,8 @@ absl::Status Server::State::OpenStore(const Clock* clock) {
   if (!options.tcp.empty()) {
     KVSTOW_RETURN_IF_ERROR(CheckTcpAddressIsFree("listen.tcp", options.tcp));
   }
-  KVSTOW_ASSIGN_OR_RETURN(store, TieredStore::Open(options.store, clock));
+  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<DeviceMemory> device, OpenDevice(options.store));
+  KVSTOW_ASSIGN_OR_RETURN(store, TieredStore::Open(options.store, clock, std::move(device)));
   const std::string& path = options.store.nvme_path;
   const std::string directory = path.empty() ? "" : absl::StrCat(path, "/models");
   KVSTOW_ASSIGN_OR_RETURN(models, ModelRegistry::Open(directory));

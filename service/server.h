@@ -22,6 +22,7 @@ namespace kvstow {
 class Server {
  public:
   // Opens the store, listens and serves. `clock` must outlive the server.
+  //   kInvalidArgument     hbm.capacity where there is no GPU
   //   kUnavailable         an address is in use or cannot be taken: it is named
   //   kPermissionDenied    a directory cannot be written: it is named
   //   kFailedPrecondition  another process holds the directory, or a file is in the socket's way

@@ -22,6 +22,9 @@ namespace {
 // sockaddr_un::sun_path has 108 bytes, the last of which is a zero.
 constexpr size_t kUnixPathBytesMax = 107;
 constexpr int64_t kDramBytesMin = int64_t{1} << 20;
+constexpr int64_t kHbmBytesMax = int64_t{1} << 44;  // what there is says the device
+// Index, at most 100, and policy, about 180 with a disk: tests hold both (storage/README.md).
+constexpr int64_t kBytesPerBlock = 300;
 constexpr int64_t kNvmeBytesMin = int64_t{1} << 20;
 constexpr int64_t kNvmeBytesMax = int64_t{1} << 50;
 // A data call holds 8 MiB of its own, and the blocks that it reads.
@@ -215,6 +218,13 @@ absl::Status CheckAddresses(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
+// Blocks that can be known beside the memory tier: the index refuses at its limit, before the
+// machine has no memory left. Small numbers always do.
+int64_t BlocksThatFit(const StoreOptions& store, const Machine& machine) {
+  constexpr int64_t kAlways = 200'000;
+  return std::max(kAlways, (machine.memory_bytes - store.dram_bytes) / kBytesPerBlock);
+}
+
 absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   if (store.dram_bytes > machine.memory_bytes) {
     return BadField(
@@ -223,6 +233,10 @@ absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   }
   KVSTOW_RETURN_IF_ERROR(
       CheckBytes("dram.capacity", store.dram_bytes, kDramBytesMin, machine.memory_bytes));
+  if (store.hbm_bytes != 0) {
+    KVSTOW_RETURN_IF_ERROR(
+        CheckBytes("hbm.capacity", store.hbm_bytes, kDramBytesMin, kHbmBytesMax));
+  }
   KVSTOW_RETURN_IF_ERROR(
       CheckBytes("dram.headroom", store.dram_headroom_bytes, 0, store.dram_bytes / 2));
   KVSTOW_RETURN_IF_ERROR(
@@ -239,6 +253,14 @@ absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   KVSTOW_RETURN_IF_ERROR(
       CheckDuration("leases.max_ttl", store.lease_max, absl::Milliseconds(1), absl::Hours(24)));
   KVSTOW_RETURN_IF_ERROR(CheckCount("leases.max", store.leases_max, 1, 1 << 24));
+  const int64_t blocks_fit = BlocksThatFit(store, machine);
+  if (store.blocks_max > blocks_fit) {
+    return BadField(
+        "limits.blocks", absl::StrCat(store.blocks_max),
+        absl::StrCat("1 to ", blocks_fit, ": index and policy take ", kBytesPerBlock,
+                     " bytes of each in the ", FormatBytes(machine.memory_bytes - store.dram_bytes),
+                     " that dram.capacity leaves"));
+  }
   return CheckCount("limits.blocks", store.blocks_max, 1, int64_t{1} << 32);
 }
 
@@ -304,6 +326,7 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
   options.unix_socket = config.listen().unix_socket();
   options.tcp = config.listen().tcp();
   KVSTOW_RETURN_IF_ERROR(ReadBytes({"dram.capacity", config.dram().capacity()}, store.dram_bytes));
+  KVSTOW_RETURN_IF_ERROR(ReadBytes({"hbm.capacity", config.hbm().capacity()}, store.hbm_bytes));
   store.dram_headroom_bytes = StoreOptions::UsualHeadroomBytes(store.dram_bytes);
   if (!config.dram().headroom().empty()) {
     KVSTOW_RETURN_IF_ERROR(
@@ -324,8 +347,12 @@ absl::StatusOr<ServerOptions> OptionsFromConfig(const v1::ServerConfig& config,
   options.limits.calls_in_flight_max = ClampToInt32(config.limits().calls_in_flight());
   KVSTOW_RETURN_IF_ERROR(ReadBytes({"limits.bytes_in_flight", config.limits().bytes_in_flight()},
                                    options.limits.bytes_in_flight_max));
-  store.blocks_max = static_cast<int64_t>(
-      std::min<uint64_t>(config.limits().blocks(), std::numeric_limits<int64_t>::max()));
+  if (config.limits().has_blocks()) {
+    store.blocks_max = static_cast<int64_t>(
+        std::min<uint64_t>(config.limits().blocks(), std::numeric_limits<int64_t>::max()));
+  } else {
+    store.blocks_max = std::min(store.blocks_max, BlocksThatFit(store, machine) / 2);
+  }
   KVSTOW_RETURN_IF_ERROR(ReadChannels(config, options));
   options.peers.targets = absl::StrSplit(config.peers().list(), ',', absl::SkipWhitespace());
   KVSTOW_RETURN_IF_ERROR(

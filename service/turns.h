@@ -10,6 +10,7 @@
 
 namespace kvstow {
 
+// The session is its tenant's: nobody ends or continues it who does not know both names.
 // kInvalidArgument as HintsFromProto. `block_tokens`: 0 where the call does not tell.
 absl::StatusOr<TurnHints> ReadHints(const v1::TurnHints& message, int32_t block_tokens);
 

@@ -54,7 +54,7 @@ IndexShard::Totals BlockIndex::totals() const {
   for (const auto& shard : shards_) {
     const IndexShard::Totals part = shard->totals();
     sum.num_blocks += part.num_blocks;
-    for (int tier_idx = 0; tier_idx < 2; ++tier_idx) {
+    for (size_t tier_idx = 0; tier_idx < kNumStoreTiers; ++tier_idx) {
       sum.blocks_in[tier_idx] += part.blocks_in[tier_idx];
       sum.bytes_in[tier_idx] += part.bytes_in[tier_idx];
     }

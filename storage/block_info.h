@@ -11,9 +11,10 @@
 namespace kvstow {
 
 struct Location {
+  bool in_hbm = false;
   bool in_dram = false;
   bool in_nvme = false;
-  bool present() const { return in_dram || in_nvme; }
+  bool present() const { return in_hbm || in_dram || in_nvme; }
   bool operator==(const Location&) const = default;
 };
 

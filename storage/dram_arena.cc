@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/core/check.h"
 
 namespace kvstow {
 namespace {
@@ -83,9 +82,11 @@ absl::StatusOr<std::shared_ptr<DramArena>> DramArena::Create(int64_t capacity_by
 }
 
 DramArena::DramArena(std::byte* base, int64_t mapped_bytes, int64_t capacity_bytes)
-    : base_(base), mapped_bytes_(mapped_bytes), capacity_bytes_(capacity_bytes) {
-  MutexLock lock(&mutex_);
-  AddHole(0, capacity_bytes_);
+    : base_(base),
+      mapped_bytes_(mapped_bytes),
+      capacity_bytes_(capacity_bytes),
+      holes_(capacity_bytes, kGranuleBytes) {
+  ASAN_POISON_MEMORY_REGION(base_, capacity_bytes);
 }
 
 DramArena::~DramArena() {
@@ -95,77 +96,37 @@ DramArena::~DramArena() {
 }
 
 std::optional<ArenaRegion> DramArena::Allocate(int64_t bytes) {
-  KVSTOW_CHECK(bytes > 0);
-  if (bytes > capacity_bytes_) return std::nullopt;
-  const int64_t size = RoundUp(bytes, kGranuleBytes);
-  int64_t offset;
+  std::optional<int64_t> offset;
   {
     MutexLock lock(&mutex_);
-    const auto best = holes_by_size_.lower_bound({size, 0});
-    if (best == holes_by_size_.end()) return std::nullopt;
-    const int64_t hole_size = best->first;
-    offset = best->second;
-    RemoveHole(offset, hole_size);
-    if (hole_size > size) AddHole(offset + size, hole_size - size);
-    used_bytes_ += size;
+    offset = holes_.Take(bytes);
   }
-  ASAN_UNPOISON_MEMORY_REGION(base_ + offset, size);
-  return ArenaRegion(shared_from_this(), {base_ + offset, static_cast<size_t>(bytes)});
+  if (!offset.has_value()) return std::nullopt;
+  ASAN_UNPOISON_MEMORY_REGION(base_ + *offset, RoundUp(bytes, kGranuleBytes));
+  return ArenaRegion(shared_from_this(), {base_ + *offset, static_cast<size_t>(bytes)});
 }
 
 void DramArena::Free(absl::Span<std::byte> bytes) {
-  int64_t offset = bytes.data() - base_;
-  int64_t size = RoundUp(static_cast<int64_t>(bytes.size()), kGranuleBytes);
-  KVSTOW_CHECK(offset >= 0 && offset % kGranuleBytes == 0 && offset + size <= capacity_bytes_);
+  const auto size = static_cast<int64_t>(bytes.size());
   MutexLock lock(&mutex_);
-  used_bytes_ -= size;
-  KVSTOW_CHECK(used_bytes_ >= 0);
-  const auto next = holes_.lower_bound(offset);
-  const bool has_next = next != holes_.end();
-  // A hole inside the region would mean that it was freed twice.
-  KVSTOW_CHECK(!has_next || next->first >= offset + size);
-  std::pair<int64_t, int64_t> after{-1, 0};
-  if (has_next) after = *next;
-  if (next != holes_.begin()) {
-    const auto [before_offset, before_size] = *std::prev(next);
-    KVSTOW_CHECK(before_offset + before_size <= offset);
-    if (before_offset + before_size == offset) {
-      RemoveHole(before_offset, before_size);
-      offset = before_offset;
-      size += before_size;
-    }
-  }
-  if (has_next && after.first == offset + size) {
-    RemoveHole(after.first, after.second);
-    size += after.second;
-  }
-  AddHole(offset, size);
-}
-
-void DramArena::AddHole(int64_t offset, int64_t size) {
-  ASAN_POISON_MEMORY_REGION(base_ + offset, size);
-  holes_.emplace(offset, size);
-  holes_by_size_.emplace(size, offset);
-}
-
-void DramArena::RemoveHole(int64_t offset, int64_t size) {
-  holes_.erase(offset);
-  holes_by_size_.erase({size, offset});
+  // Before it can be taken again.
+  ASAN_POISON_MEMORY_REGION(bytes.data(), RoundUp(size, kGranuleBytes));
+  holes_.Give(bytes.data() - base_, size);
 }
 
 int64_t DramArena::used_bytes() const {
   MutexLock lock(&mutex_);
-  return used_bytes_;
+  return holes_.used_bytes();
 }
 
 int64_t DramArena::largest_hole_bytes() const {
   MutexLock lock(&mutex_);
-  return holes_by_size_.empty() ? 0 : holes_by_size_.rbegin()->first;
+  return holes_.largest_bytes();
 }
 
 int64_t DramArena::num_holes() const {
   MutexLock lock(&mutex_);
-  return static_cast<int64_t>(holes_.size());
+  return holes_.size();
 }
 
 }  // namespace kvstow

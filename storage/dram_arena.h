@@ -14,15 +14,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/core/mutex.h"
+#include "storage/hole_list.h"
 
 namespace kvstow {
 
@@ -72,17 +71,13 @@ class DramArena : public std::enable_shared_from_this<DramArena> {
   friend class ArenaRegion;
   DramArena(std::byte* base, int64_t mapped_bytes, int64_t capacity_bytes);
   void Free(absl::Span<std::byte> bytes);
-  void AddHole(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RemoveHole(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::byte* const base_;
   const int64_t mapped_bytes_;
   const int64_t capacity_bytes_;
 
   mutable Mutex mutex_;
-  int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<int64_t, int64_t> holes_ ABSL_GUARDED_BY(mutex_);                     // offset -> size
-  std::set<std::pair<int64_t, int64_t>> holes_by_size_ ABSL_GUARDED_BY(mutex_);  // (size, offset)
+  HoleList holes_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvstow

@@ -10,11 +10,6 @@ namespace {
 
 constexpr size_t kFirstBuckets = 64;
 
-int TierIdx(TierKind tier) {
-  KVSTOW_CHECK(tier == TierKind::kDram || tier == TierKind::kNvme);
-  return tier == TierKind::kDram ? 0 : 1;
-}
-
 uint64_t Load64(const std::byte* bytes) {
   uint64_t value;
   std::memcpy(&value, bytes, sizeof(value));
@@ -30,11 +25,14 @@ BlockId IndexedBlock::id() const { return shard_->entry(slot_).id; }
 int64_t IndexedBlock::record_bytes() const { return shard_->entry(slot_).record_bytes; }
 bool IndexedBlock::in(TierKind tier) const { return shard_->entry(slot_).in_tier[TierIdx(tier)]; }
 bool IndexedBlock::is_queued() const { return shard_->entry(slot_).is_queued; }
+bool IndexedBlock::is_rising() const { return shard_->entry(slot_).is_rising; }
 bool IndexedBlock::is_pinned() const { return shard_->entry(slot_).pins > 0; }
 void IndexedBlock::SetQueued(bool is_queued) { shard_->entry(slot_).is_queued = is_queued; }
 
+void IndexedBlock::SetRising(bool is_rising) { shard_->entry(slot_).is_rising = is_rising; }
+
 void IndexedBlock::Place(TierKind tier) {
-  const int tier_idx = TierIdx(tier);
+  const size_t tier_idx = TierIdx(tier);
   IndexShard::Entry& entry = shard_->entry(slot_);
   if (entry.in_tier[tier_idx]) return;
   entry.in_tier[tier_idx] = true;
@@ -46,7 +44,7 @@ void IndexedBlock::Place(TierKind tier) {
 }
 
 void IndexedBlock::Remove(TierKind tier) {
-  const int tier_idx = TierIdx(tier);
+  const size_t tier_idx = TierIdx(tier);
   IndexShard::Entry& entry = shard_->entry(slot_);
   if (!entry.in_tier[tier_idx]) return;
   entry.in_tier[tier_idx] = false;
@@ -99,6 +97,7 @@ bool IndexShard::Insert(const BlockInfo& block, BlockId id,
   }
   AddBucket(Hash(block.key), slot);
   IndexedBlock handle(this, slot);
+  if (block.location.in_hbm) handle.Place(TierKind::kHbm);
   if (block.location.in_dram) handle.Place(TierKind::kDram);
   if (block.location.in_nvme) handle.Place(TierKind::kNvme);
   placed(handle);
@@ -109,7 +108,7 @@ Location IndexShard::Lookup(const BlockKey& key) const {
   MutexLock lock(&mutex_);
   const uint32_t slot = FindSlot(key);
   if (slot == kNone) return {};
-  return {.in_dram = entry(slot).in_tier[0], .in_nvme = entry(slot).in_tier[1]};
+  return LocationOf(entry(slot));
 }
 
 bool IndexShard::Find(const BlockKey& key, BlockInfo& block) const {
@@ -148,11 +147,17 @@ void IndexShard::List(const BlockKey& after, int64_t limit, std::vector<BlockInf
   for (const uint32_t slot : slots) blocks.push_back(Describe(entry(slot)));
 }
 
+Location IndexShard::LocationOf(const Entry& entry) {
+  return {.in_hbm = entry.in_tier[TierIdx(TierKind::kHbm)],
+          .in_dram = entry.in_tier[TierIdx(TierKind::kDram)],
+          .in_nvme = entry.in_tier[TierIdx(TierKind::kNvme)]};
+}
+
 BlockInfo IndexShard::Describe(const Entry& entry) const {
   return {.key = entry.key,
           .fingerprint = models_[entry.model_idx].fingerprint,
           .codecs = {entry.k_codec, entry.v_codec},
-          .location = {.in_dram = entry.in_tier[0], .in_nvme = entry.in_tier[1]},
+          .location = LocationOf(entry),
           .num_tokens = entry.num_tokens,
           .record_bytes = entry.record_bytes,
           .logical_bytes = entry.logical_bytes,
@@ -266,7 +271,7 @@ void IndexShard::CountCodec(const Entry& entry, int64_t sign) {
 
 void IndexShard::EraseIfNowhere(uint32_t slot, bool& erased) {
   Entry& gone = entry(slot);
-  if (gone.in_tier[0] || gone.in_tier[1]) return;
+  if (LocationOf(gone).present()) return;
   if (gone.pins > 0) totals_.pinned_bytes -= gone.record_bytes;
   CountCodec(gone, -1);
   DropModel(gone.model_idx);

@@ -41,11 +41,13 @@ class IndexedBlock {
   int64_t record_bytes() const;
   bool in(TierKind tier) const;
   bool is_queued() const;  // waits to be written to disk
-  bool is_pinned() const;  // on disk, by a lease
+  bool is_rising() const;  // waits to be copied to hbm
+  bool is_pinned() const;  // where it is not in dram, by a lease
 
   void Place(TierKind tier);   // now stored there too
   void Remove(TierKind tier);  // no longer stored there; a block in no tier leaves the index
   void SetQueued(bool is_queued);
+  void SetRising(bool is_rising);
   void Pin();
   void Unpin();
 
@@ -76,9 +78,9 @@ class IndexShard {
 
   struct Totals {
     int64_t num_blocks = 0;
-    int64_t blocks_in[2] = {0, 0};  // dram, nvme
-    int64_t bytes_in[2] = {0, 0};
-    int64_t pinned_bytes = 0;  // on disk, by leases
+    int64_t blocks_in[kNumStoreTiers] = {};  // by TierIdx
+    int64_t bytes_in[kNumStoreTiers] = {};
+    int64_t pinned_bytes = 0;  // not in dram, by leases
     int64_t index_bytes = 0;
     std::vector<CodecStats> codecs;
   };
@@ -100,8 +102,9 @@ class IndexShard {
     uint16_t num_tokens = 0;
     CodecId k_codec = CodecId::kRaw;
     CodecId v_codec = CodecId::kRaw;
-    bool in_tier[2] = {false, false};
+    bool in_tier[kNumStoreTiers] = {};
     bool is_queued = false;
+    bool is_rising = false;
   };
   struct Model {
     Digest fingerprint;
@@ -122,6 +125,7 @@ class IndexShard {
   void DropModel(uint32_t model_idx);
   void CountCodec(const Entry& entry, int64_t sign);
   void EraseIfNowhere(uint32_t slot, bool& erased);
+  static Location LocationOf(const Entry& entry);
   BlockInfo Describe(const Entry& entry) const;
 
   const uint64_t hash_seed_;

@@ -24,7 +24,7 @@ void LoadRates::Record(Rate& rate, int64_t bytes, absl::Duration elapsed) {
 }
 
 void LoadRates::RecordRead(TierKind tier, int64_t bytes, absl::Duration elapsed) {
-  if (tier == TierKind::kDram) return;
+  if (tier != TierKind::kNvme) return;
   MutexLock lock(&mutex_);
   Record(disk_, bytes, elapsed);
 }
@@ -36,7 +36,7 @@ void LoadRates::RecordSend(int64_t bytes, absl::Duration elapsed) {
 
 LoadRates::Rate LoadRates::of(TierKind tier) const {
   MutexLock lock(&mutex_);
-  if (tier == TierKind::kDram) return send_;
+  if (tier != TierKind::kNvme) return send_;
   return {.bytes_per_s = std::min(disk_.bytes_per_s, send_.bytes_per_s),
           .is_measured = disk_.is_measured && send_.is_measured};
 }
@@ -49,7 +49,8 @@ LoadEstimate EstimateLoad(const LoadRates& rates, absl::Span<const BlockInfo> bl
   double saved_ms = 0;
   double most_saved_ms = 0;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const LoadRates::Rate& rate = blocks[i].location.in_dram ? dram : nvme;
+    const bool is_in_memory = blocks[i].location.in_dram || blocks[i].location.in_hbm;
+    const LoadRates::Rate& rate = is_in_memory ? dram : nvme;
     const double load_ms = 1e3 * static_cast<double>(blocks[i].record_bytes) / rate.bytes_per_s;
     const double recompute_ms = 1e3 * blocks[i].num_tokens / prefill_tokens_per_s;
     estimate.load_ms += load_ms;

@@ -35,7 +35,7 @@ class LoadRates {
     bool is_measured = false;
   };
 
-  // Memory is as fast as the way to the reader; only other tiers are recorded.
+  // Memory, also a GPU's, is as fast as the way to the reader; only other tiers are recorded.
   void RecordRead(TierKind tier, int64_t bytes, absl::Duration elapsed);
   // A whole answer on its way to a reader.
   void RecordSend(int64_t bytes, absl::Duration elapsed);

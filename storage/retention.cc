@@ -18,11 +18,6 @@ constexpr int64_t kGuessedBlockBytes = int64_t{1} << 20;
 // Blocks that are gone are remembered up to 4 Mi of them (32 MiB).
 constexpr int64_t kSeenMax = int64_t{1} << 22;
 
-size_t TierIdx(TierKind tier) {
-  KVSTOW_CHECK(tier == TierKind::kDram || tier == TierKind::kNvme);
-  return tier == TierKind::kDram ? 0 : 1;
-}
-
 uint8_t BitOf(size_t tier_idx) { return static_cast<uint8_t>(1u << tier_idx); }
 
 }  // namespace
@@ -34,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Retention>> Retention::Create(const Options& opti
   std::unique_ptr<Retention> retention(new Retention(options, clock));
   for (size_t i = 0; i < retention->num_tiers_; ++i) {
     TierState& tier = retention->tiers_[i];
-    tier.capacity_bytes = options.tier_bytes[i];
+    tier.capacity_bytes = options.tier_bytes[retention->first_tier_ + i];
     tier.told_blocks = std::max<int64_t>(1, tier.capacity_bytes / kGuessedBlockBytes);
     KVSTOW_ASSIGN_OR_RETURN(
         tier.policy,
@@ -49,7 +44,11 @@ Retention::Retention(const Options& options, const Clock* clock)
     : options_(options),
       clock_(clock),
       start_(clock->Now()),
-      num_tiers_(options.tier_bytes[1] > 0 ? 2 : 1),
+      first_tier_(options.tier_bytes[TierIdx(TierKind::kHbm)] > 0 ? TierIdx(TierKind::kHbm)
+                                                                  : TierIdx(TierKind::kDram)),
+      num_tiers_(TierIdx(options.tier_bytes[TierIdx(TierKind::kNvme)] > 0 ? TierKind::kNvme
+                                                                          : TierKind::kDram) +
+                 1 - first_tier_),
       map_(static_cast<uint64_t>(std::clamp<int64_t>(options.blocks_max, 1024, kSeenMax)),
            [this](BlockNumber number) {
              return std::any_of(tiers_.begin(), tiers_.begin() + num_tiers_,
@@ -158,9 +157,11 @@ void Retention::Relink(BlockNumber number, BlockNumber parent) {
 
 const policy::Request* Retention::FindTurn(uint64_t number) const {
   if (number == 0) return nullptr;
-  const policy::Request* found = tiers_[0].ledger->FindRequest(number);
-  if (found != nullptr || num_tiers_ == 1) return found;
-  return tiers_[1].ledger->FindRequest(number);
+  const policy::Request* found = nullptr;
+  for (size_t i = 0; i < num_tiers_ && found == nullptr; ++i) {
+    found = tiers_[i].ledger->FindRequest(number);
+  }
+  return found;
 }
 
 bool Retention::IsSameTurn(const policy::Request& request, const policy::Request& before,
@@ -353,7 +354,7 @@ void Retention::Insert(TierState& tier, BlockNumber number) {
 }
 
 void Retention::OnPlaced(const BlockKey& key, TierKind tier_kind, int64_t record_bytes) {
-  const size_t tier_idx = TierIdx(tier_kind);
+  const size_t tier_idx = IdxOf(tier_kind);
   MutexLock lock(&mutex_);
   TierState& tier = tiers_[tier_idx];
   const BlockNumber number = NumberFor(key, kNone);
@@ -370,7 +371,7 @@ void Retention::OnPlaced(const BlockKey& key, TierKind tier_kind, int64_t record
 }
 
 void Retention::OnRemoved(const BlockKey& key, TierKind tier_kind, int64_t record_bytes) {
-  const size_t tier_idx = TierIdx(tier_kind);
+  const size_t tier_idx = IdxOf(tier_kind);
   MutexLock lock(&mutex_);
   TierState& tier = tiers_[tier_idx];
   const BlockNumber number = map_.Find(key);
@@ -408,7 +409,7 @@ BlockNumber Retention::FirstUnclaimed(size_t tier_idx) {
 
 std::optional<BlockKey> Retention::ChooseIdle(TierKind tier_kind, absl::Duration ttl) {
   constexpr policy::ExtentSlot kLooksMax = 4096;
-  const size_t tier_idx = TierIdx(tier_kind);
+  const size_t tier_idx = IdxOf(tier_kind);
   MutexLock lock(&mutex_);
   if (tier_idx >= num_tiers_) return std::nullopt;
   const double before_s = NowS() - absl::ToDoubleSeconds(ttl);
@@ -432,7 +433,7 @@ std::optional<BlockKey> Retention::ChooseIdle(TierKind tier_kind, absl::Duration
 }
 
 std::optional<BlockKey> Retention::Choose(TierKind tier_kind) {
-  const size_t tier_idx = TierIdx(tier_kind);
+  const size_t tier_idx = IdxOf(tier_kind);
   MutexLock lock(&mutex_);
   if (tier_idx >= num_tiers_) return std::nullopt;
   if (!pins_.empty()) UnpinUntil(NowS());
@@ -449,7 +450,7 @@ std::optional<BlockKey> Retention::Choose(TierKind tier_kind) {
 }
 
 void Retention::SetAside(TierKind tier_kind, const BlockKey& key) {
-  const size_t tier_idx = TierIdx(tier_kind);
+  const size_t tier_idx = IdxOf(tier_kind);
   MutexLock lock(&mutex_);
   const BlockNumber number = map_.Find(key);
   if (number == kNone) return;
@@ -469,8 +470,9 @@ void Retention::SetAside(TierKind tier_kind, const BlockKey& key) {
 }
 
 void Retention::TakeBack(TierKind tier_kind) {
-  const size_t tier_idx = TierIdx(tier_kind);
+  const size_t tier_idx = IdxOf(tier_kind);
   MutexLock lock(&mutex_);
+  if (tier_idx >= num_tiers_) return;
   TierState& tier = tiers_[tier_idx];
   for (const BlockNumber number : tier.aside) {
     ChainMap::Node& node = map_.node(number);

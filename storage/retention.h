@@ -67,8 +67,8 @@ class Retention final : public ResidencyListener {
     std::string policy = "rtv";
     double alpha = 0.1;
     absl::Duration turn_gap = absl::Seconds(5);
-    std::array<int64_t, 2> tier_bytes{1, 0};  // dram, nvme; 0: no such tier
-    int64_t blocks_max = 0;                   // blocks of the index
+    std::array<int64_t, kNumStoreTiers> tier_bytes{0, 1, 0};  // by TierIdx; 0: no such tier
+    int64_t blocks_max = 0;                                   // blocks of the index
   };
   // kInvalidArgument: an unknown policy (the nearest is named), or an oracle.
   static absl::StatusOr<std::unique_ptr<Retention>> Create(const Options& options,
@@ -93,6 +93,7 @@ class Retention final : public ResidencyListener {
   void SetAside(TierKind tier, const BlockKey& key);
   void TakeBack(TierKind tier);
 
+  size_t num_tiers() const { return num_tiers_; }
   // What the policies have learned, fastest tier first; and to go on from there in a later process.
   // False: no such numbers, or other tiers.
   std::vector<std::vector<double>> Learned() const;
@@ -136,6 +137,8 @@ class Retention final : public ResidencyListener {
   Retention(const Options& options, const Clock* clock);
 
   void Release(const std::vector<BlockNumber>& numbers);
+  // The place in tiers_; num_tiers_ or more where there is no such tier.
+  size_t IdxOf(TierKind tier) const { return TierIdx(tier) - first_tier_; }
 
   // All below: with the lock held.
   double NowS();  // seconds since the start; a step back counts as none
@@ -168,11 +171,12 @@ class Retention final : public ResidencyListener {
   const Options options_;
   const Clock* const clock_;
   const absl::Time start_;
+  const size_t first_tier_;  // dram is always there, and all between the first and the last
   const size_t num_tiers_;
 
   mutable Mutex mutex_;
   ChainMap map_;
-  std::array<TierState, 2> tiers_;
+  std::array<TierState, kNumStoreTiers> tiers_;  // fastest first, from first_tier_ on
   absl::flat_hash_map<uint64_t, Session> sessions_;
   size_t sessions_max_ = 1024;                          // then those that are forgotten go
   std::set<std::pair<double, BlockNumber>> pins_;       // by end

@@ -17,6 +17,8 @@ enum class DiskAdmission : uint8_t {
 
 struct StoreOptions {
   int64_t dram_bytes = int64_t{1} << 30;
+  // Of a GPU's memory, above host memory; 0 for none. Open is given the device.
+  int64_t hbm_bytes = 0;
   // Directory of the disk tier; empty for none.
   std::string nvme_path;
   int64_t nvme_bytes = int64_t{8} << 30;

@@ -22,6 +22,10 @@ namespace kvstow {
 // Fastest first. Stored in the index and sent on the wire: never renumber.
 enum class TierKind : uint8_t { kHbm = 1, kDram = 2, kNvme = 3, kShared = 4 };
 
+// Those that a TieredStore may have, as places of an array: hbm, dram, nvme.
+inline constexpr size_t kNumStoreTiers = 3;
+constexpr size_t TierIdx(TierKind kind) { return static_cast<size_t>(kind) - 1; }
+
 std::string_view TierName(TierKind kind);  // "hbm", "dram", "nvme", "shared"
 
 class Tier {

@@ -12,6 +12,9 @@ namespace kvstow {
 namespace {
 
 constexpr int64_t kDramBytesMin = int64_t{1} << 20;
+constexpr int64_t kHbmBytesMin = int64_t{1} << 20;
+// Of blocks that were hit and wait for their copy to hbm; what is hit again comes again.
+constexpr int64_t kRisingBytesMax = int64_t{64} << 20;
 constexpr absl::Duration kBackgroundPeriod = absl::Milliseconds(100);
 // What a crash may cost of what the policy has learned.
 constexpr absl::Duration kPolicySavePeriod = absl::Minutes(1);
@@ -20,27 +23,22 @@ absl::Status TooSmall(const char* field, int64_t found, int64_t least) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", found, ", want at least ", least));
 }
 
-TierStats DramStats(const DramTier& dram, const IndexShard::Totals& totals, int64_t reserved) {
-  return {.kind = TierKind::kDram,
-          .capacity_bytes = dram.capacity_bytes(),
-          .used_bytes = dram.used_bytes(),
-          .sealed_bytes = totals.bytes_in[0],
-          .reserved_bytes = reserved,
-          .num_blocks = totals.blocks_in[0]};
-}
-
-TierStats NvmeStats(const NvmeTier& nvme, const IndexShard::Totals& totals) {
-  return {.kind = TierKind::kNvme,
-          .capacity_bytes = nvme.capacity_bytes(),
-          .used_bytes = nvme.used_bytes(),
-          .sealed_bytes = totals.bytes_in[1],
-          .num_blocks = totals.blocks_in[1]};
+TierStats StatsOf(const Tier& tier, const IndexShard::Totals& totals) {
+  const size_t tier_idx = TierIdx(tier.kind());
+  return {.kind = tier.kind(),
+          .capacity_bytes = tier.capacity_bytes(),
+          .used_bytes = tier.used_bytes(),
+          .sealed_bytes = totals.bytes_in[tier_idx],
+          .num_blocks = totals.blocks_in[tier_idx]};
 }
 
 }  // namespace
 
 absl::Status StoreOptions::Validate() const {
   if (dram_bytes < kDramBytesMin) return TooSmall("dram_bytes", dram_bytes, kDramBytesMin);
+  if (hbm_bytes != 0 && hbm_bytes < kHbmBytesMin) {
+    return TooSmall("hbm_bytes", hbm_bytes, kHbmBytesMin);
+  }
   if (!nvme_path.empty() && nvme_bytes < NvmeTier::kCapacityMin) {
     return TooSmall("nvme_bytes", nvme_bytes, NvmeTier::kCapacityMin);
   }
@@ -87,12 +85,14 @@ absl::Status StoreOptions::Validate() const {
 TieredStore::Impl::Impl(const StoreOptions& options, const Clock* clock, Parts parts)
     : options(options),
       clock(clock),
+      hbm(std::move(parts.hbm)),
       dram(std::move(parts.dram)),
       retention(std::move(parts.retention)),
       index(options.blocks_max, retention.get()),
       tickets(options.tickets_max, options.reuse_delay),
       leases(options.leases_max),
       queue(options.write_behind_bytes_max),
+      rising(kRisingBytesMax),
       write_budget(options.disk_write_bytes_per_day),
       last_disk_put(absl::InfinitePast()) {
   host.clock = clock;
@@ -160,22 +160,36 @@ void TieredStore::Impl::StartBackground() {
 
 void TieredStore::Impl::Maintain() {
   Expire();
-  retention->TakeBack(TierKind::kDram);
-  if (nvme != nullptr) retention->TakeBack(TierKind::kNvme);
+  for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kNvme}) {
+    retention->TakeBack(tier);
+  }
   DropIdle();
   KeepHeadroom();
+  // The clocks go on while a device is slow.
+  while (hbm != nullptr && !is_stopping && RaiseOne()) Expire();
   if (nvme == nullptr) return;
-  // The clocks go on while the disk is slow.
-  while (!is_stopping && WriteOne()) Expire();
+  while (!is_stopping && WriteOne()) {
+    Expire();
+    if (hbm != nullptr) RaiseOne();
+  }
   FlushWhenIdle();
   if (clock->Now() >= last_policy_save + kPolicySavePeriod) SavePolicy(/*is_end=*/false);
 }
 
 // --- TieredStore ---
 
-absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOptions& options,
-                                                               const Clock* clock) {
+absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(
+    const StoreOptions& options, const Clock* clock, std::shared_ptr<DeviceMemory> device) {
   KVSTOW_RETURN_IF_ERROR(options.Validate());
+  std::unique_ptr<HbmTier> hbm;
+  if (options.hbm_bytes > 0) {
+    if (device == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hbm_bytes is ", options.hbm_bytes, ", want 0 where there is no device"));
+    }
+    KVSTOW_ASSIGN_OR_RETURN(
+        hbm, HbmTier::Create(std::move(device), {.capacity_bytes = options.hbm_bytes}));
+  }
   KVSTOW_ASSIGN_OR_RETURN(std::unique_ptr<DramTier> dram, DramTier::Create(options.dram_bytes));
   const int64_t nvme_bytes = options.nvme_path.empty() ? 0 : options.nvme_bytes;
   KVSTOW_ASSIGN_OR_RETURN(
@@ -184,11 +198,12 @@ absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOption
           {.policy = options.policy,
            .alpha = options.policy_alpha,
            .turn_gap = options.turn_gap,
-           .tier_bytes = {options.dram_bytes - options.dram_headroom_bytes, nvme_bytes},
+           .tier_bytes = {options.hbm_bytes, options.dram_bytes - options.dram_headroom_bytes,
+                          nvme_bytes},
            .blocks_max = options.blocks_max},
           clock));
-  auto impl =
-      std::make_unique<Impl>(options, clock, Impl::Parts{std::move(dram), std::move(retention)});
+  auto impl = std::make_unique<Impl>(
+      options, clock, Impl::Parts{std::move(hbm), std::move(dram), std::move(retention)});
   if (!options.nvme_path.empty()) KVSTOW_RETURN_IF_ERROR(impl->OpenDisk());
   if (options.background) impl->StartBackground();
   return std::unique_ptr<TieredStore>(new TieredStore(std::move(impl)));
@@ -204,8 +219,10 @@ StoreStats TieredStore::Stats() const {
   const StoreCounters& counters = impl.counters;
   const IndexShard::Totals totals = impl.index.totals();
   StoreStats stats;
-  stats.tiers.push_back(DramStats(*impl.dram, totals, impl.host.reserved_bytes));
-  if (impl.nvme != nullptr) stats.tiers.push_back(NvmeStats(*impl.nvme, totals));
+  if (impl.hbm != nullptr) stats.tiers.push_back(StatsOf(*impl.hbm, totals));
+  stats.tiers.push_back(StatsOf(*impl.dram, totals));
+  stats.tiers.back().reserved_bytes = impl.host.reserved_bytes;
+  if (impl.nvme != nullptr) stats.tiers.push_back(StatsOf(*impl.nvme, totals));
   stats.codecs = totals.codecs;
   stats.num_blocks = totals.num_blocks;
   stats.index_bytes = totals.index_bytes;
@@ -215,6 +232,7 @@ StoreStats TieredStore::Stats() const {
   stats.write_behind_bytes = impl.queue.waiting_bytes();
   stats.lookups = counters.lookups;
   stats.lookup_hits = counters.lookup_hits;
+  stats.hbm_hits = counters.hbm_hits;
   stats.dram_hits = counters.dram_hits;
   stats.nvme_hits = counters.nvme_hits;
   stats.misses = counters.misses;
@@ -222,6 +240,10 @@ StoreStats TieredStore::Stats() const {
   stats.aborts = counters.aborts;
   stats.tickets_expired = impl.host.tickets_expired;
   stats.leases_expired = counters.leases_expired;
+  stats.hbm_evictions = counters.hbm_evictions;
+  stats.hbm_bytes_written = counters.hbm_bytes_written;
+  stats.hbm_bytes_read = counters.hbm_bytes_read;
+  stats.hbm_errors = counters.hbm_errors;
   stats.dram_evictions = counters.dram_evictions;
   stats.nvme_evictions = counters.nvme_evictions;
   stats.demotions_dropped = counters.demotions_dropped;

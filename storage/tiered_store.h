@@ -31,6 +31,7 @@
 #include "absl/types/span.h"
 #include "kernels/core/block_key.h"
 #include "kernels/core/clock.h"
+#include "kernels/core/device_memory.h"
 #include "storage/block_info.h"
 #include "storage/block_ref.h"
 #include "storage/load_rates.h"
@@ -70,15 +71,16 @@ struct AcquireResult {
 class TieredStore {
  public:
   // Opens the tiers and rebuilds the index from disk.
-  //   kInvalidArgument     options
+  //   kInvalidArgument     options, or hbm_bytes without a device
   //   kPermissionDenied    the directory cannot be written; the message names it
   //   kFailedPrecondition  another process holds the directory; the message names the lock file
-  //   kResourceExhausted   the machine has no memory for dram_bytes
+  //   kResourceExhausted   the machine has no memory for dram_bytes, the device none for hbm_bytes
   //   kUnavailable         the disk is full or fails
   // A database that RocksDB finds broken is renamed to `<path>/rocksdb.broken-<n>`, counted, and
   // the store starts empty. `clock` must outlive the store.
-  static absl::StatusOr<std::unique_ptr<TieredStore>> Open(const StoreOptions& options,
-                                                           const Clock* clock);
+  static absl::StatusOr<std::unique_ptr<TieredStore>> Open(
+      const StoreOptions& options, const Clock* clock,
+      std::shared_ptr<DeviceMemory> device = nullptr);
   // Flushes to disk what is queued.
   ~TieredStore();
 

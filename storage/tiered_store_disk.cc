@@ -44,38 +44,35 @@ absl::Status TieredStore::Impl::PutOnDisk(const BlockKey& key, absl::Span<const 
   }
 }
 
+void TieredStore::Impl::OfferWhenUsedAgain(IndexedBlock& block) {
+  if (nvme == nullptr || options.disk_admission != DiskAdmission::kSecondSight) return;
+  if (block.in(TierKind::kNvme) || block.is_queued()) return;
+  if (retention->IsUsedAgain(block.key())) OfferToDisk(block);
+}
+
 bool TieredStore::Impl::WriteOne() {
-  MutexLock lock(&drain_mutex);
+  MutexLock lock(&move_mutex);
   const std::optional<WriteBehindItem> item = queue.Pop();
   if (!item.has_value()) return false;
-  BlockRef memory;
+  const absl::StatusOr<BlockRef> memory = FromMemory(item->key, item->id);
+  const absl::Status status = memory.ok() ? PutOnDisk(item->key, memory->bytes()) : memory.status();
+  bool placed = false;
   index.Visit(item->key, [&](IndexedBlock& block) {
-    if (block.id() != item->id || !block.in(TierKind::kDram)) return;
-    absl::StatusOr<BlockRef> pinned = dram->Get(item->key);
-    KVSTOW_CHECK(pinned.ok());
-    memory = *std::move(pinned);
+    if (block.id() != item->id) return;
+    block.SetQueued(false);
+    if (!status.ok()) return;
+    block.Place(TierKind::kNvme);
+    placed = true;
   });
-  if (memory) {
-    const absl::Status status = PutOnDisk(item->key, memory.bytes());
-    bool placed = false;
-    index.Visit(item->key, [&](IndexedBlock& block) {
-      if (block.id() != item->id) return;
-      block.SetQueued(false);
-      if (!status.ok()) return;
-      block.Place(TierKind::kNvme);
-      placed = true;
-    });
-    if (status.ok()) {
-      // Deleted meanwhile. A new incarnation cannot be on disk: it waits in the queue behind us.
-      if (!placed) nvme->Drop(item->key);
-      counters.nvme_bytes_written += static_cast<int64_t>(memory.bytes().size());
-      last_disk_put = clock->Now();
-    } else {
-      last_disk_error = status;
-      if (absl::IsUnavailable(status)) ++counters.nvme_write_errors;
-    }
+  if (status.ok()) {
+    // Deleted meanwhile. A new incarnation cannot be on disk: it waits in the queue behind us.
+    if (!placed) nvme->Drop(item->key);
+    counters.nvme_bytes_written += item->record_bytes;
+    last_disk_put = clock->Now();
+  } else if (!absl::IsNotFound(status)) {  // else it has left memory: nothing to write
+    last_disk_error = status;
+    if (memory.ok() && absl::IsUnavailable(status)) ++counters.nvme_write_errors;
   }
-  memory = BlockRef();
   queue.Done(*item);
   return true;
 }
@@ -87,7 +84,7 @@ absl::Status TieredStore::Impl::FlushDisk() {
 }
 
 void TieredStore::Impl::FlushWhenIdle() {
-  MutexLock lock(&drain_mutex);
+  MutexLock lock(&move_mutex);
   if (!nvme->has_unflushed() || clock->Now() < last_disk_put + kIdleFlush) return;
   last_disk_put = clock->Now();  // also after a failure: not at once again
   absl::Status status = FlushDisk();
@@ -104,7 +101,13 @@ std::shared_ptr<const TurnUse> TieredStore::Impl::RestorePolicy() {
   std::string why(state.status().message());
   if (state.ok()) {
     if (state->policy != options.policy) return nullptr;  // of another policy: replaced by ours
-    if (retention->Restore(state->learned)) return *retention->Recall(state->history);
+    // A GPU came or went: what each tier knew is learned anew, the turns are the same.
+    const size_t num_tiers = state->learned.size();
+    const bool is_of_others =
+        num_tiers != retention->num_tiers() && num_tiers > 1 && num_tiers <= kNumStoreTiers;
+    if (is_of_others || retention->Restore(state->learned)) {
+      return *retention->Recall(state->history);
+    }
     why = "its numbers are none that the policy can have learned";
   }
   SetPolicyStateAside(options.nvme_path);
@@ -141,7 +144,7 @@ absl::Status TieredStore::Impl::PersistStep(const BlockKey& key, bool& is_tried)
   if (!found) return absl::NotFoundError(absl::StrCat("no block ", key.ToHex(), " to persist"));
   if (is_on_disk) return absl::OkStatus();
   if (is_waiting) return absl::CancelledError("waits");
-  MutexLock lock(&drain_mutex);
+  MutexLock lock(&move_mutex);
   return absl::UnavailableError(
       absl::StrCat("block ", key.ToHex(), " is not on disk: ", last_disk_error.message()));
 }

@@ -1,7 +1,8 @@
 // TieredStore::Impl: the parts of a TieredStore and the steps that several of its methods share.
 // Private to the tiered_store*.cc files.
 //
-// Lock order: drain lock, index shard, then ticket, tier or queue, then the retention.
+// Lock order: move lock, index shard, then ticket, tier or queue, then the
+// retention.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,7 @@
 #include "kernels/core/mutex.h"
 #include "storage/block_index.h"
 #include "storage/dram_tier.h"
+#include "storage/hbm_tier.h"
 #include "storage/lease_table.h"
 #include "storage/load_rates.h"
 #include "storage/nvme_tier.h"
@@ -31,10 +33,11 @@ namespace kvstow {
 struct StoreCounters {
   using Counter = std::atomic<int64_t>;
   mutable Counter lookups = 0, lookup_hits = 0;
-  Counter dram_hits = 0, nvme_hits = 0, misses = 0;
+  Counter hbm_hits = 0, dram_hits = 0, nvme_hits = 0, misses = 0;
   Counter seals = 0, aborts = 0, leases_expired = 0;
-  Counter dram_evictions = 0, nvme_evictions = 0, demotions_dropped = 0;
+  Counter hbm_evictions = 0, dram_evictions = 0, nvme_evictions = 0, demotions_dropped = 0;
   Counter corrupt_blocks = 0, raw_fallback_units = 0;
+  Counter hbm_bytes_written = 0, hbm_bytes_read = 0, hbm_errors = 0;
   Counter nvme_bytes_written = 0, nvme_bytes_read = 0, nvme_write_errors = 0;
   Counter nvme_writes_filtered = 0, nvme_writes_over_budget = 0;
   Counter policy_files_set_aside = 0, blocks_idle_dropped = 0;
@@ -42,6 +45,7 @@ struct StoreCounters {
 
 struct TieredStore::Impl {
   struct Parts {
+    std::unique_ptr<HbmTier> hbm;
     std::unique_ptr<DramTier> dram;
     std::unique_ptr<Retention> retention;
   };
@@ -59,6 +63,7 @@ struct TieredStore::Impl {
   bool Evict(TierKind tier, absl::FunctionRef<bool(IndexedBlock&)> take);
   bool EvictFromDram();
   bool EvictFromNvme();
+  Tier& TierOf(TierKind tier);  // which there is
   // Takes the block out of the tier; false where readers hold it.
   bool TakeOut(TierKind tier, IndexedBlock& block);
   // Drops what no turn has used for options.block_ttl.
@@ -75,9 +80,29 @@ struct TieredStore::Impl {
   // A second writer of a block that `writer` writes.
   absl::StatusOr<TicketId> Join(Ticket& writer, const RecordMeta& meta);
 
+  // --- hbm (tiered_store_hbm.cc) ---
+  // Marks a block that was hit as waiting for its copy to hbm, if there is room to wait.
+  void OfferToHbm(IndexedBlock& block);
+  // Moves the next one up. False where none waits.
+  bool RaiseOne();
+  void Raise(const BlockKey& key, BlockId id, BlockRef memory)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(move_mutex);
+  bool EvictFromHbm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(move_mutex);
+  // Moves a block down; false where host memory has no place for it and no other copy is left.
+  bool Lower(const BlockKey& key, BlockId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(move_mutex);
+  // The block's bytes, from host memory or hbm. kNotFound: it is in neither. kUnavailable.
+  absl::StatusOr<BlockRef> FromMemory(const BlockKey& key, BlockId id);
+  // Checked. kNotFound: moved or dropped meanwhile, look again. kUnavailable: the device.
+  absl::StatusOr<BlockRef> ReadHbm(const BlockKey& key, BlockId id);
+  absl::Status CheckHbm() const;             // kUnavailable while the device is left alone
+  void NoteHbm(const absl::Status& status);  // of a call to it
+
   // --- reading (tiered_store_read.cc) ---
+  BlockRef PinnedInDram(const BlockKey& key);  // which is there: index and tier change together
   absl::StatusOr<BlockRef> GetFromDisk(const BlockKey& key, BlockId id);
   BlockRef Promote(const BlockKey& key, BlockId id, const BlockRef& from_disk);
+  // Of a copy on a device, which is dropped where it is bad.
+  absl::Status VerifyCopy(const BlockKey& key, BlockId id, TierKind tier);
   // Drops one copy after a failed check; true when it was still there.
   bool DropBadCopy(const BlockKey& key, BlockId id, TierKind tier, const absl::Status& why);
   void Unpin(const std::vector<LeasePin>& pins);
@@ -87,6 +112,8 @@ struct TieredStore::Impl {
   bool Enqueue(IndexedBlock& block);
   // The same for a block that nobody asked to persist: filter and budget may refuse it.
   void OfferToDisk(IndexedBlock& block);
+  // The same where it is to be written once a second turn has used it.
+  void OfferWhenUsedAgain(IndexedBlock& block);
   // Writes the next queued block. False where none waits.
   bool WriteOne();
   absl::Status PutOnDisk(const BlockKey& key, absl::Span<const std::byte> record);
@@ -104,6 +131,7 @@ struct TieredStore::Impl {
   const Clock* const clock;
   TicketHost host;
   StoreCounters counters;
+  const std::unique_ptr<HbmTier> hbm;  // null without a GPU
   const std::unique_ptr<DramTier> dram;
   std::unique_ptr<NvmeTier> nvme;  // null without a disk
   const std::unique_ptr<Retention> retention;
@@ -111,14 +139,17 @@ struct TieredStore::Impl {
   TicketTable tickets;
   LeaseTable leases;
   WriteBehindQueue queue;
+  WriteBehindQueue rising;  // to hbm
   WriteBudget write_budget;
   LoadRates rates;
 
-  // One writer to the disk at a time: so what is written for one incarnation of a key is settled
-  // before the next one is.
-  Mutex drain_mutex;
-  absl::Status last_disk_error ABSL_GUARDED_BY(drain_mutex);
-  absl::Time last_disk_put ABSL_GUARDED_BY(drain_mutex);
+  // One thread writes to the disk or moves blocks to and from hbm at a time: so what is written for
+  // one incarnation of a key is settled before the next one is.
+  Mutex move_mutex;
+  absl::Status last_disk_error ABSL_GUARDED_BY(move_mutex);
+  absl::Time last_disk_put ABSL_GUARDED_BY(move_mutex);
+
+  std::atomic<int64_t> hbm_paused_until = 0;  // nanoseconds since the epoch
 
   absl::Time last_policy_save = absl::InfinitePast();  // of the one thread that does maintenance
   std::atomic<bool> is_stopping = false;

@@ -73,33 +73,48 @@ absl::StatusOr<BlockRef> TieredStore::Get(const BlockKey& key) {
   return Read(key);
 }
 
+BlockRef TieredStore::Impl::PinnedInDram(const BlockKey& key) {
+  absl::StatusOr<BlockRef> pinned = dram->Get(key);
+  KVSTOW_CHECK(pinned.ok());
+  return *std::move(pinned);
+}
+
 absl::StatusOr<BlockRef> TieredStore::Read(const BlockKey& key) {
+  // How often a block is followed that moves while it is looked for.
+  constexpr int kLooksMax = 4;
   Impl& impl = *impl_;
-  BlockRef memory;
-  BlockId id = 0;
-  impl.index.Visit(key, [&](IndexedBlock& block) {
-    id = block.id();
-    if (!block.in(TierKind::kDram)) return;
-    const bool is_candidate = impl.nvme != nullptr && !block.in(TierKind::kNvme) &&
-                              impl.options.disk_admission == DiskAdmission::kSecondSight;
-    if (is_candidate && !block.is_queued() && impl.retention->IsUsedAgain(key)) {
-      impl.OfferToDisk(block);
+  for (int look = 0; look < kLooksMax; ++look) {
+    BlockRef memory;
+    Location where;
+    BlockId id = 0;
+    impl.index.Visit(key, [&](IndexedBlock& block) {
+      id = block.id();
+      where = {block.in(TierKind::kHbm), block.in(TierKind::kDram), block.in(TierKind::kNvme)};
+      if (where.in_dram || where.in_hbm) impl.OfferWhenUsedAgain(block);
+      if (!where.in_dram) return;
+      impl.OfferToHbm(block);
+      memory = impl.PinnedInDram(key);
+    });
+    if (memory) {
+      ++impl.counters.dram_hits;
+      return memory;
     }
-    absl::StatusOr<BlockRef> pinned = impl.dram->Get(key);
-    KVSTOW_CHECK(pinned.ok());  // index and tier change together
-    memory = *std::move(pinned);
-  });
-  if (memory) {
-    ++impl.counters.dram_hits;
-    return memory;
+    if (!where.present()) break;
+    if (where.in_hbm) {
+      absl::StatusOr<BlockRef> read = impl.ReadHbm(key, id);
+      if (read.ok()) {
+        ++impl.counters.hbm_hits;
+        return read;
+      }
+      if (absl::IsNotFound(read.status())) continue;
+      if (!where.in_nvme) break;
+    }
+    absl::StatusOr<BlockRef> from_disk = impl.GetFromDisk(key, id);
+    ++(from_disk.ok() ? impl.counters.nvme_hits : impl.counters.misses);
+    return from_disk;
   }
-  if (id == 0) {
-    ++impl.counters.misses;
-    return NoBlock(key);
-  }
-  absl::StatusOr<BlockRef> from_disk = impl.GetFromDisk(key, id);
-  ++(from_disk.ok() ? impl.counters.nvme_hits : impl.counters.misses);
-  return from_disk;
+  ++impl.counters.misses;
+  return NoBlock(key);
 }
 
 absl::StatusOr<BlockRef> TieredStore::Impl::GetFromDisk(const BlockKey& key, BlockId id) {
@@ -130,9 +145,7 @@ BlockRef TieredStore::Impl::Promote(const BlockKey& key, BlockId id, const Block
       KVSTOW_CHECK(dram->Adopt(key, *std::move(room)).ok());
       block.Place(TierKind::kDram);
     }
-    absl::StatusOr<BlockRef> pinned = dram->Get(key);
-    KVSTOW_CHECK(pinned.ok());
-    promoted = *std::move(pinned);
+    promoted = PinnedInDram(key);
   });
   return promoted;
 }
@@ -142,11 +155,7 @@ bool TieredStore::Impl::DropBadCopy(const BlockKey& key, BlockId id, TierKind ti
   bool dropped = false;
   index.Visit(key, [&](IndexedBlock& block) {
     if (block.id() != id || !block.in(tier)) return;
-    if (tier == TierKind::kDram) {
-      dram->Drop(key);
-    } else {
-      nvme->Drop(key);
-    }
+    TierOf(tier).Drop(key);
     block.Remove(tier);
     dropped = true;
   });
@@ -180,9 +189,7 @@ absl::StatusOr<AcquireResult> TieredStore::Acquire(absl::Span<const BlockKey> ke
     result.held[i] = impl.index.Visit(keys[i], [&](IndexedBlock& block) {
       LeasePin pin{.key = keys[i], .id = block.id()};
       if (block.in(TierKind::kDram)) {
-        absl::StatusOr<BlockRef> memory = impl.dram->Get(keys[i]);
-        KVSTOW_CHECK(memory.ok());
-        pin.memory = *std::move(memory);
+        pin.memory = impl.PinnedInDram(keys[i]);
       } else {
         block.Pin();
       }
@@ -224,10 +231,11 @@ void TieredStore::Impl::Unpin(const std::vector<LeasePin>& pins) {
 absl::Status TieredStore::Delete(const BlockKey& key) {
   Impl& impl = *impl_;
   const bool found = impl.index.Visit(key, [&](IndexedBlock& block) {
-    if (block.in(TierKind::kDram)) impl.dram->Drop(key);
-    if (block.in(TierKind::kNvme)) impl.nvme->Drop(key);
-    block.Remove(TierKind::kDram);
-    block.Remove(TierKind::kNvme);
+    for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kNvme}) {
+      if (!block.in(tier)) continue;
+      impl.TierOf(tier).Drop(key);
+      block.Remove(tier);
+    }
   });
   return found ? absl::OkStatus() : NoBlock(key);
 }
@@ -244,14 +252,11 @@ absl::Status TieredStore::Verify(const BlockKey& key) {
   Impl& impl = *impl_;
   BlockRef memory;
   BlockId id = 0;
-  bool is_on_disk = false;
+  Location where;
   impl.index.Visit(key, [&](IndexedBlock& block) {
     id = block.id();
-    is_on_disk = block.in(TierKind::kNvme);
-    if (!block.in(TierKind::kDram)) return;
-    absl::StatusOr<BlockRef> pinned = impl.dram->Get(key);
-    KVSTOW_CHECK(pinned.ok());
-    memory = *std::move(pinned);
+    where = {block.in(TierKind::kHbm), block.in(TierKind::kDram), block.in(TierKind::kNvme)};
+    if (where.in_dram) memory = impl.PinnedInDram(key);
   });
   if (id == 0) return NoBlock(key);
   absl::Status result;
@@ -259,17 +264,25 @@ absl::Status TieredStore::Verify(const BlockKey& key) {
     result = CheckRecord(key, memory.bytes());
     if (!result.ok()) impl.DropBadCopy(key, id, TierKind::kDram, result);
   }
-  if (!is_on_disk) return result;
-  absl::StatusOr<BlockRef> read = impl.nvme->Get(key);
-  absl::Status on_disk = read.ok() ? CheckRecord(key, read->bytes()) : read.status();
-  if (read.ok()) impl.counters.nvme_bytes_read += static_cast<int64_t>(read->bytes().size());
-  if (!on_disk.ok() && !absl::IsUnavailable(on_disk)) {
-    const bool dropped = impl.DropBadCopy(key, id, TierKind::kNvme, on_disk);
-    if (!dropped) on_disk = absl::OkStatus();  // evicted or deleted while it was read
-    // Said to be there and not found: lost.
-    if (absl::IsNotFound(on_disk)) on_disk = absl::DataLossError(on_disk.message());
+  for (const TierKind tier : {TierKind::kHbm, TierKind::kNvme}) {
+    const bool is_there = tier == TierKind::kHbm ? where.in_hbm : where.in_nvme;
+    if (is_there) result.Update(impl.VerifyCopy(key, id, tier));
   }
-  return result.ok() ? on_disk : result;
+  return result;
+}
+
+absl::Status TieredStore::Impl::VerifyCopy(const BlockKey& key, BlockId id, TierKind tier) {
+  const absl::StatusOr<BlockRef> read = TierOf(tier).Get(key);
+  const absl::Status status = read.ok() ? CheckRecord(key, read->bytes()) : read.status();
+  if (read.ok()) {
+    (tier == TierKind::kHbm ? counters.hbm_bytes_read : counters.nvme_bytes_read) +=
+        static_cast<int64_t>(read->bytes().size());
+  }
+  if (status.ok() || absl::IsUnavailable(status)) return status;
+  // Else it was moved, evicted or deleted while it was read.
+  if (!DropBadCopy(key, id, tier, status)) return absl::OkStatus();
+  // Said to be there and not found: lost.
+  return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
 }
 
 }  // namespace kvstow

@@ -73,12 +73,18 @@ bool TieredStore::Impl::Evict(TierKind tier, absl::FunctionRef<bool(IndexedBlock
   return false;
 }
 
+Tier& TieredStore::Impl::TierOf(TierKind tier) {
+  if (tier == TierKind::kHbm) return *hbm;
+  if (tier == TierKind::kDram) return *dram;
+  return *nvme;
+}
+
 bool TieredStore::Impl::TakeOut(TierKind tier, IndexedBlock& block) {
   if (tier == TierKind::kDram) {
     if (!dram->DropIfUnpinned(block.key())) return false;
   } else {
     if (block.is_pinned()) return false;
-    nvme->Drop(block.key());
+    TierOf(tier).Drop(block.key());
   }
   block.Remove(tier);
   return true;
@@ -86,7 +92,8 @@ bool TieredStore::Impl::TakeOut(TierKind tier, IndexedBlock& block) {
 
 bool TieredStore::Impl::EvictFromDram() {
   const bool evicted = Evict(TierKind::kDram, [this](IndexedBlock& block) {
-    const bool is_only_copy = nvme != nullptr && !block.in(TierKind::kNvme);
+    const bool is_only_copy =
+        nvme != nullptr && !block.in(TierKind::kNvme) && !block.in(TierKind::kHbm);
     if (!TakeOut(TierKind::kDram, block)) return false;
     if (is_only_copy) ++counters.demotions_dropped;
     return true;
@@ -106,7 +113,7 @@ void TieredStore::Impl::DropIdle() {
   if (options.block_ttl <= absl::ZeroDuration()) return;
   // Other maintenance waits meanwhile: the rest goes the next time.
   constexpr int kDropsMax = 1024;
-  for (const TierKind tier : {TierKind::kDram, TierKind::kNvme}) {
+  for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kNvme}) {
     for (int i = 0; i < kDropsMax; ++i) {
       const std::optional<BlockKey> key = retention->ChooseIdle(tier, options.block_ttl);
       if (!key.has_value()) break;
@@ -157,6 +164,11 @@ absl::Status TieredStore::Impl::ShrinkIndex(int64_t blocks) {
       block.Remove(TierKind::kDram);
       ++counters.dram_evictions;
     }
+    if (block.in(TierKind::kHbm)) {
+      hbm->Drop(block.key());
+      block.Remove(TierKind::kHbm);
+      ++counters.hbm_evictions;
+    }
     if (block.in(TierKind::kNvme)) {
       nvme->Drop(block.key());
       block.Remove(TierKind::kNvme);
@@ -167,6 +179,7 @@ absl::Status TieredStore::Impl::ShrinkIndex(int64_t blocks) {
   while (index.num_blocks() > std::max<int64_t>(blocks, 0)) {
     if (Evict(TierKind::kNvme, drop)) continue;
     if (Evict(TierKind::kDram, drop)) continue;
+    if (Evict(TierKind::kHbm, drop)) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
         "index: ", index.num_blocks(), " blocks are held and pinned, the limit is ",
         options.blocks_max, " together with open tickets: retry when readers have ended"));

@@ -22,6 +22,7 @@
 #include "client/cli/output.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/simd.h"
+#include "kernels/core/device.h"
 #include "kernels/core/text.h"
 
 namespace kvstow {
@@ -238,6 +239,19 @@ Finding Gpu() {
   return {"gpu", FindingState::kOk, absl::StrJoin(names, ", "), ""};
 }
 
+// The hbm tier of a service here: what its own build finds, not only what there is.
+Finding HbmTier() {
+  const DeviceList list = ListDevices();
+  if (list.devices.empty()) {
+    return {"hbm tier", FindingState::kAbsent, list.why_none,
+            "services keep blocks in host memory and on disk; hbm.capacity must be 0"};
+  }
+  return {"hbm tier", FindingState::kOk,
+          absl::StrCat("possible, up to ", FormatBytes(list.devices[0].memory_bytes),
+                       ": hbm.capacity, 0 unless set"),
+          ""};
+}
+
 Finding Nvml() {
   const Library nvml("libnvidia-ml.so.1");
   using InitFn = int();
@@ -331,9 +345,9 @@ std::string_view FindingStateName(FindingState state) {
 }
 
 std::vector<Finding> ExamineMachine() {
-  return {Processor(), Simd(),      Cores(),        Memory(),  Memlock(),
-          OpenFiles(), HugePages(), SharedMemory(), Gpu(),     Nvml(),
-          Nccl(),      Rdma(),      Ucx(),          RocksDb(), Daemon()};
+  return {Processor(), Simd(),         Cores(),   Memory(),  Memlock(), OpenFiles(),
+          HugePages(), SharedMemory(), Gpu(),     HbmTier(), Nvml(),    Nccl(),
+          Rdma(),      Ucx(),          RocksDb(), Daemon()};
 }
 
 Finding ExamineService(const Service& service) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
 #include "client/cli/connect.h"
@@ -32,10 +33,11 @@ constexpr Option kPingOptions[] = {
 };
 
 std::string TierText(uint32_t locations) {
-  std::string text;
-  if ((locations & kLocationDram) != 0) text = "dram";
-  if ((locations & kLocationNvme) != 0) absl::StrAppend(&text, text.empty() ? "" : "+", "nvme");
-  return text.empty() ? "-" : text;
+  std::vector<std::string> tiers;
+  if ((locations & kLocationHbm) != 0) tiers.push_back("hbm");
+  if ((locations & kLocationDram) != 0) tiers.push_back("dram");
+  if ((locations & kLocationNvme) != 0) tiers.push_back("nvme");
+  return tiers.empty() ? "-" : absl::StrJoin(tiers, "+");
 }
 
 std::string RatioText(uint64_t logical_bytes, uint64_t record_bytes) {

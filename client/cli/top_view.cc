@@ -27,12 +27,13 @@ class Rates {
     const double now = Value(now_, counter);
     return is_same_ ? std::max(0.0, now - Value(before_, counter)) : now;
   }
+  double seconds() const { return seconds_; }
   double PerSecond(const std::string& counter) const { return Grown(counter) / seconds_; }
   // NaN where nothing was counted.
   static double Share(double part, double whole) {
     return whole > 0 ? part / whole : std::numeric_limits<double>::quiet_NaN();
   }
-  double hits() const { return Grown("dram_hits") + Grown("nvme_hits"); }
+  double hits() const { return Grown("hbm_hits") + Grown("dram_hits") + Grown("nvme_hits"); }
 
  private:
   static double Value(const ServiceStat& stat, const std::string& counter) {
@@ -94,10 +95,7 @@ std::string TrafficText(const Rates& rates) {
   const auto count = [&](const char* counter) { return FormatNumber(rates.PerSecond(counter), 1); };
   Table table({"TRAFFIC", "PER S", "OF IT", "SHARE"});
   table.AddRow({"blocks read",
-                FormatNumber(rates.PerSecond("dram_hits") + rates.PerSecond("nvme_hits") +
-                                 rates.PerSecond("misses"),
-                             1),
-                "found",
+                FormatNumber((rates.hits() + rates.Grown("misses")) / rates.seconds(), 1), "found",
                 Percent(Rates::Share(rates.hits(), rates.hits() + rates.Grown("misses")))});
   table.AddRow({"keys looked up", count("lookups"), "found",
                 Percent(Rates::Share(rates.Grown("lookup_hits"), rates.Grown("lookups")))});

@@ -34,7 +34,7 @@ namespace kvstow {
 
 // As StatResponse of control.proto.
 struct ServiceTier {
-  std::string tier;  // "dram", "nvme"
+  std::string tier;  // "hbm", "dram", "nvme"
   uint64_t capacity_bytes = 0;
   uint64_t used_bytes = 0;    // sealed, reserved and waiting for reuse
   uint64_t sealed_bytes = 0;  // sum of the record sizes
@@ -87,6 +87,7 @@ struct ServiceStat {
 inline constexpr uint32_t kLocationDram = 1;
 inline constexpr uint32_t kLocationNvme = 2;
 inline constexpr uint32_t kLocationPeer = 4;
+inline constexpr uint32_t kLocationHbm = 8;
 
 // As BlockInfo of control.proto.
 struct ListedBlock {

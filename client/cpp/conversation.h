@@ -14,6 +14,7 @@ namespace kvstow {
 
 struct Conversation {
   std::string session;        // its name, at most 64 bytes; empty: not told
+  std::string tenant;         // whose it is, as in KeyContext; a put takes its context's
   uint32_t turn = 0;          // its number within the session, from 1; 0: not told
   bool session_over = false;  // no further turn comes: its blocks leave first
   absl::Duration returns_within = absl::ZeroDuration();  // the next turn comes by then; 0: not told

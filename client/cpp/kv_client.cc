@@ -80,6 +80,8 @@ v1::TurnHints HintsToProto(const Conversation& conversation) {
   };
   v1::TurnHints hints;
   hints.set_session(conversation.session);
+  // Without a session the tenant says nothing.
+  if (!conversation.session.empty()) hints.set_tenant(conversation.tenant);
   hints.set_turn(conversation.turn);
   hints.set_session_over(conversation.session_over);
   hints.set_returns_within_ms(milliseconds(conversation.returns_within));

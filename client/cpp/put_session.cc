@@ -64,6 +64,7 @@ absl::StatusOr<PutPlan> MakePlan(const std::shared_ptr<ClientState>& client, con
                .durable = request.durable,
                .conversation = request.conversation,
                .heads = request.heads};
+  plan.conversation.tenant = context.tenant;
   if (!NeedsCalibration(request.codec.pair)) return plan;
   plan.calibration_id = request.calibration_id;
   if (request.compress_at == CompressAt::kWorker) {

@@ -51,7 +51,7 @@ class Load {
  public:
   Load(const std::string& policy, int64_t num_blocks) : num_blocks_(num_blocks) {
     retention_ = *Retention::Create({.policy = policy,
-                                     .tier_bytes = {num_blocks * kBlockBytes, 0},
+                                     .tier_bytes = {0, num_blocks * kBlockBytes, 0},
                                      .blocks_max = 2 * num_blocks},
                                     &clock_);
   }

@@ -12,6 +12,7 @@
 
 #include "client/cli/connect.h"
 #include "client/cli/doctor.h"
+#include "kernels/core/device.h"
 #include "tests/client/run_cli.h"
 
 namespace kvstow {
@@ -165,10 +166,11 @@ TEST(Doctor, SaysOkAbsentOrWarnAndFindsNoServiceWithoutFailing) {
     }
     states[json["what"]] = state;
   }
-  for (const char* what : {"cpu", "simd", "cores", "memory", "memlock", "huge pages", "gpu", "nccl",
-                           "rdma", "ucx", "rocksdb"}) {
+  for (const char* what : {"cpu", "simd", "cores", "memory", "memlock", "huge pages", "gpu",
+                           "hbm tier", "nccl", "rdma", "ucx", "rocksdb"}) {
     EXPECT_TRUE(states.contains(what)) << what;
   }
+  EXPECT_EQ(states["hbm tier"], ListDevices().devices.empty() ? "absent" : "ok");
   EXPECT_EQ(states["service"], "absent");
 }
 

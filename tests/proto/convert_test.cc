@@ -277,6 +277,12 @@ TEST(Convert, HintsAreReadAndTheirLimitsNamed) {
   EXPECT_EQ(HintsFromProto(message)->session, hints.session);
   message.set_session("t");
   EXPECT_NE(HintsFromProto(message)->session, hints.session);
+  message.set_session(std::string(64, 's'));
+  message.set_tenant(std::string(1024, 't'));
+  EXPECT_NE(HintsFromProto(message)->session, hints.session);
+  message.set_tenant(std::string(1025, 't'));
+  ExpectInvalid(HintsFromProto(message).status(), "hints.tenant: 1025 bytes, want at most 1024");
+  message.set_tenant("");
   message.set_session(std::string(65, 's'));
   ExpectInvalid(HintsFromProto(message).status(), "hints.session: 65 bytes, want at most 64");
   message.set_session("");

@@ -65,6 +65,7 @@ TEST(ServerConfig, DefaultsAreThoseOfTheStructs) {
   EXPECT_EQ(from_nothing.store.dram_headroom_bytes, fresh.store.dram_bytes / 128);
   EXPECT_EQ(from_nothing.store.policy, fresh.store.policy);
   EXPECT_EQ(from_nothing.guard_derives, fresh.guard_derives);
+  EXPECT_EQ(from_nothing.store.hbm_bytes, 0);
   EXPECT_EQ(from_nothing.store.turn_gap, fresh.store.turn_gap);
   EXPECT_EQ(from_nothing.store.block_ttl, fresh.store.block_ttl);
   EXPECT_EQ(from_nothing.store.disk_admission, fresh.store.disk_admission);
@@ -98,6 +99,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
                                           "--policy.name=hazard",
                                           "--policy.turn_gap=20s",
                                           "--guard.mode=off",
+                                          "--hbm.capacity=5GiB",
                                           "--policy.ttl=21h",
                                           "--nvme.write_behind_max=64MiB",
                                           "--tickets.write_deadline=7s",
@@ -121,6 +123,7 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.store.disk_write_bytes_per_day, int64_t{19} << 30);
   EXPECT_EQ(options.store.policy, "hazard");
   EXPECT_FALSE(options.guard_derives);
+  EXPECT_EQ(options.store.hbm_bytes, int64_t{5} << 30);
   EXPECT_EQ(options.store.turn_gap, absl::Seconds(20));
   EXPECT_EQ(options.store.block_ttl, absl::Hours(21));
   EXPECT_EQ(options.store.nvme_path, "/data");
@@ -139,6 +142,16 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.metrics_address, "127.0.0.1:9400");
   EXPECT_EQ(options.log_level, Severity::kError);
   EXPECT_EQ(options.drain_timeout, absl::Seconds(17));
+}
+
+// The index refuses blocks at its limit, so the limit must come before the end of the memory.
+TEST(ServerConfig, TheIndexFitsBesideTheMemoryTierUnlessToldOtherwise) {
+  EXPECT_EQ(Accepted({}).store.blocks_max, 10'000'000);
+  // 1 GiB is left, of which half: 1,789,569 entries of 300 bytes.
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB"}).store.blocks_max, 1'789'569);
+  EXPECT_EQ(Accepted({"--dram.capacity=16GiB"}).store.blocks_max, 100'000);
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--limits.blocks=3000000"}).store.blocks_max,
+            3'000'000);
 }
 
 TEST(ServerConfig, FlagsWinOverTheFileWhereverItStands) {
@@ -174,7 +187,7 @@ TEST(ServerConfig, DirectoryAsFileIsRefused) {
 TEST(ServerConfig, HelpListsEveryFieldWithDefaultAndExample) {
   const std::string help = HelpText(kMachine);
   const std::vector<std::string> names = ConfigFieldNames();
-  EXPECT_EQ(names.size(), 34u);
+  EXPECT_EQ(names.size(), 35u);
   for (const std::string& name : names) EXPECT_THAT(help, HasSubstr("--" + name + "="));
   EXPECT_THAT(help, HasSubstr("--dram.capacity=8GiB\n      bytes of the memory tier, populated at "
                               "start (default: 1GiB)\n"));
@@ -268,6 +281,10 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
       {{"--limits.calls_in_flight=0"}, "limits.calls_in_flight is 0, want 1 to 65536"},
       {{"--limits.bytes_in_flight=1MiB"}, "limits.bytes_in_flight is 1 MiB, want 16 MiB to 16 GiB"},
       {{"--limits.blocks=0"}, "limits.blocks is 0, want 1 to 4294967296"},
+      {{"--dram.capacity=3GiB", "--limits.blocks=46528813"},
+       "limits.blocks is 46528813, want 1 to 46528812: index and policy take 300 bytes of each in "
+       "the "
+       "13 GiB that dram.capacity leaves"},
       {{"--metrics.address=9400"}, "metrics.address is \"9400\"" + address},
       {{"--metrics.address=localhost:"}, "metrics.address is \"localhost:\"" + address},
       {{"--listen.tcp=:7070"}, "listen.tcp is \":7070\"" + address},
@@ -291,6 +308,7 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
 
 TEST(ServerConfig, RefusesWrongPoliciesByFieldAndNamesTheNearest) {
   const std::vector<RefusedLine> cases = {
+      {{"--hbm.capacity=512KiB"}, "hbm.capacity is 512 KiB, want 1 MiB to 16 TiB"},
       {{"--dram.capacity=4MiB", "--dram.headroom=3MiB"},
        "dram.headroom is 3 MiB, want 0 B to 2 MiB"},
       {{"--guard.mode=offf"}, "guard.mode is \"offf\", want on or off; did you mean off?"},

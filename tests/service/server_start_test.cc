@@ -11,6 +11,7 @@
 #include <future>
 #include <thread>
 
+#include "kernels/core/device.h"
 #include "tests/service/server_fixture.h"
 
 namespace kvstow {
@@ -55,6 +56,20 @@ TEST_F(ServerStart, DrainDoesNotWaitForClientsThatAreConnectedAndIdle) {
   const auto start = std::chrono::steady_clock::now();
   server_->Drain();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST_F(ServerStart, AnHbmTierNeedsAGpuAndIsRefusedByName) {
+  options_.store.hbm_bytes = 64 << 20;
+  if (!ListDevices().devices.empty()) {
+    Start();
+    EXPECT_EQ(Stat().tiers(0).tier(), "hbm");
+    EXPECT_EQ(Stat().tiers(0).capacity_bytes(), uint64_t{64} << 20);
+    return;
+  }
+  const absl::Status status = StartStatus(options_);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(status.message(),
+            absl::StrCat("hbm.capacity is 64 MiB, want 0: no GPU 0: ", ListDevices().why_none));
 }
 
 TEST_F(ServerStart, ServesUnixAndTcpAtOnceAndTellsTheRealPort) {

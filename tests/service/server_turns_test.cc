@@ -121,6 +121,51 @@ TEST_F(ServerTurns, ReadingAndWritingOnePromptIsOneTurnAndHintsArrive) {
   EXPECT_GT(Stat().policy_bytes(), 0u);
 }
 
+TEST_F(ServerTurns, ASessionIsItsTenantsAlone) {
+  const auto counter = [this](const char* name) { return Stat().counters().at(name); };
+  const auto reserve = [this](int key, const char* tenant, uint32_t turn) {
+    v1::ReserveRequest request;
+    request.set_fingerprint(Fingerprint());
+    request.set_form(v1::FORM_ROWS);
+    request.mutable_hints()->set_session("chat 1");
+    request.mutable_hints()->set_tenant(tenant);
+    request.mutable_hints()->set_turn(turn);
+    v1::ReserveBlock* block = request.add_blocks();
+    block->set_key(std::string(Key(key).AsStringView()));
+    block->set_codec("raw");
+    EXPECT_TRUE(CallReserve(request).ok());
+  };
+  const auto end = [this](v1::LookupRequest request, const char* tenant) {
+    request.mutable_hints()->set_session("chat 1");
+    request.mutable_hints()->set_tenant(tenant);
+    request.mutable_hints()->set_session_over(true);
+    v1::LookupResponse response;
+    EXPECT_TRUE(CallLookup(request, &response).ok());
+  };
+  v1::LookupRequest stranger;  // one who knows the session's name and none of its blocks
+  stranger.set_keys(KeysToBytes(std::vector<BlockKey>{Key(9)}));
+  reserve(0, "a", 1);
+  reserve(1, "b", 2);
+  EXPECT_EQ(counter("follow_up_turns"), 0u);
+  reserve(2, "a", 2);
+  EXPECT_EQ(counter("follow_up_turns"), 1u);
+  end(stranger, "");
+  end(stranger, "c");
+  EXPECT_EQ(counter("sessions_over"), 0u);
+  end(stranger, "b");
+  EXPECT_EQ(counter("sessions_over"), 1u);
+  // A prompt's tenant is the one of its keys, whatever its hints say.
+  v1::LookupRequest prompt;
+  prompt.mutable_prefix()->mutable_context()->set_fingerprint(Fingerprint());
+  for (int i = 0; i < 32; ++i) prompt.mutable_prefix()->add_token_ids(i);
+  prompt.mutable_prefix()->mutable_context()->set_tenant("c");
+  end(prompt, "a");
+  EXPECT_EQ(counter("sessions_over"), 1u);
+  prompt.mutable_prefix()->mutable_context()->set_tenant("a");
+  end(prompt, "c");
+  EXPECT_EQ(counter("sessions_over"), 2u);
+}
+
 TEST_F(ServerTurns, BadHintsAreRefusedByField) {
   v1::LookupRequest lookup;
   lookup.set_keys(KeysToBytes(std::vector<BlockKey>{Key(0)}));

@@ -158,9 +158,10 @@ TEST(BlockIndex, TotalsAreExact) {
   index.Visit(KeyOf(1), [](IndexedBlock& block) { block.Pin(); });
   IndexShard::Totals totals = index.totals();
   EXPECT_EQ(totals.num_blocks, 100);
-  EXPECT_EQ(totals.blocks_in[0], 50);
-  EXPECT_EQ(totals.blocks_in[1], 50);
-  EXPECT_EQ(totals.bytes_in[0] + totals.bytes_in[1], bytes);
+  EXPECT_EQ(totals.blocks_in[TierIdx(TierKind::kDram)], 50);
+  EXPECT_EQ(totals.blocks_in[TierIdx(TierKind::kNvme)], 50);
+  EXPECT_EQ(totals.bytes_in[TierIdx(TierKind::kDram)] + totals.bytes_in[TierIdx(TierKind::kNvme)],
+            bytes);
   EXPECT_EQ(totals.pinned_bytes, InfoOf(1).record_bytes);
   ASSERT_EQ(totals.codecs.size(), 2u);
   EXPECT_EQ(totals.codecs[0].num_blocks, 50);
@@ -168,7 +169,8 @@ TEST(BlockIndex, TotalsAreExact) {
   for (uint64_t i = 0; i < 100; ++i) Erase(index, i);
   totals = index.totals();
   EXPECT_EQ(totals.num_blocks, 0);
-  EXPECT_EQ(totals.bytes_in[0] + totals.bytes_in[1], 0);
+  EXPECT_EQ(totals.bytes_in[TierIdx(TierKind::kDram)] + totals.bytes_in[TierIdx(TierKind::kNvme)],
+            0);
   EXPECT_EQ(totals.pinned_bytes, 0);
   EXPECT_TRUE(totals.codecs.empty());
 }
@@ -276,7 +278,7 @@ TEST(BlockIndex, ManyThreadsKeepTheCounts) {
   const IndexShard::Totals totals = index.totals();
   EXPECT_EQ(totals.num_blocks, index.num_blocks());
   EXPECT_EQ(static_cast<int64_t>(index.List(BlockKey{}, 100000).size()), index.num_blocks());
-  EXPECT_EQ(totals.blocks_in[0], index.num_blocks());
+  EXPECT_EQ(totals.blocks_in[TierIdx(TierKind::kDram)], index.num_blocks());
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ class RetentionTest : public ::testing::Test {
   }
 
   testing::FakeClock clock_;
-  Retention::Options options_{.tier_bytes = {100 * kBlockBytes, 1000 * kBlockBytes},
+  Retention::Options options_{.tier_bytes = {0, 100 * kBlockBytes, 1000 * kBlockBytes},
                               .blocks_max = 1000};
   std::unique_ptr<Retention> retention_;
   std::set<std::pair<TierKind, uint64_t>> numbers_;
@@ -328,7 +328,7 @@ TEST_F(RetentionTest, IdleIsWhatNoTurnHasUsedForSoLongDeepestFirst) {
 }
 
 TEST_F(RetentionTest, WhatWasFoundAtTheStartIsIdleFromThenOn) {
-  options_.tier_bytes = {1000, 1000};
+  options_.tier_bytes = {0, 1000, 1000};
   Make("rtv");
   Place(1, kNvme);
   EXPECT_EQ(retention_->ChooseIdle(kNvme, absl::Minutes(1)), std::nullopt);

@@ -9,6 +9,7 @@
 #include "storage/tiered_store.h"
 #include "tests/storage/records.h"
 #include "tests/testing/fake_clock.h"
+#include "tests/testing/late_device.h"
 
 namespace kvstow::testing {
 
@@ -30,9 +31,16 @@ class StoreTest : public ::testing::Test {
 
   void Open() {
     store_.reset();
-    absl::StatusOr<std::unique_ptr<TieredStore>> store = TieredStore::Open(options_, &clock_);
+    absl::StatusOr<std::unique_ptr<TieredStore>> store =
+        TieredStore::Open(options_, &clock_, device_);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
+  }
+  // A GPU whose copies come late.
+  void OpenWithHbm(int64_t hbm_bytes) {
+    device_ = std::make_shared<LateDevice>(20261205, 2 * hbm_bytes);
+    options_.hbm_bytes = hbm_bytes;
+    Open();
   }
   void OpenWithDisk() {
     options_.nvme_path = dir_.path() + "/store";
@@ -55,8 +63,15 @@ class StoreTest : public ::testing::Test {
     return got.ok() && IsEqual(got->bytes(), RecordOf(MetaOf(KeyOf(number)), Lengths(bytes)));
   }
   Location Where(uint64_t number) { return store_->Lookup({KeyOf(number)})[0]; }
-  TierStats Dram() const { return store_->Stats().tiers[0]; }
-  TierStats Nvme() const { return store_->Stats().tiers[1]; }
+  TierStats StatsOf(TierKind tier) const {
+    for (const TierStats& stats : store_->Stats().tiers) {
+      if (stats.kind == tier) return stats;
+    }
+    return {};
+  }
+  TierStats Hbm() const { return StatsOf(TierKind::kHbm); }
+  TierStats Dram() const { return StatsOf(TierKind::kDram); }
+  TierStats Nvme() const { return StatsOf(TierKind::kNvme); }
   // An open ticket with its first `num_units` units written.
   TicketId Reserve(uint64_t number, int64_t bytes = kMiB, uint32_t num_units = 4) {
     const absl::StatusOr<TicketId> ticket =
@@ -71,6 +86,7 @@ class StoreTest : public ::testing::Test {
 
   TempDir dir_;
   FakeClock clock_;
+  std::shared_ptr<LateDevice> device_;  // null: none
   StoreOptions options_;
   std::unique_ptr<TieredStore> store_;
 };

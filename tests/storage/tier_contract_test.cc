@@ -5,9 +5,11 @@
 
 #include "gtest/gtest.h"
 #include "storage/dram_tier.h"
+#include "storage/hbm_tier.h"
 #include "storage/nvme_tier.h"
 #include "tests/storage/records.h"
 #include "tests/testing/fake_clock.h"
+#include "tests/testing/late_device.h"
 
 namespace kvstow {
 namespace {
@@ -23,6 +25,12 @@ constexpr int64_t kCapacity = 32 << 20;
 struct Dram {
   static constexpr bool kFreesAtOnce = true;
   std::unique_ptr<Tier> tier = *DramTier::Create(kCapacity);
+};
+
+struct Hbm {
+  std::unique_ptr<Tier> tier =
+      *HbmTier::Create(std::make_shared<testing::LateDevice>(20261203, kCapacity),
+                       {.capacity_bytes = kCapacity, .staging_bytes = 100000, .num_lanes = 3});
 };
 
 struct Nvme {
@@ -51,7 +59,7 @@ class TierContract : public ::testing::Test {
   T made_;
 };
 
-using Tiers = ::testing::Types<Dram, Nvme>;
+using Tiers = ::testing::Types<Hbm, Dram, Nvme>;
 TYPED_TEST_SUITE(TierContract, Tiers);
 
 TYPED_TEST(TierContract, GetReturnsExactlyWhatWasPut) {

@@ -162,25 +162,28 @@ class StoreModelTest : public testing::StoreTest {
 
   void CheckSums() {
     const StoreStats stats = store_->Stats();
-    std::map<bool, int64_t> bytes;
+    std::map<TierKind, int64_t> bytes;
     int64_t codec_bytes = 0;
     for (const BlockInfo& block : store_->List(BlockKey{}, 1 << 20)) {
-      if (block.location.in_dram) bytes[false] += block.record_bytes;
-      if (block.location.in_nvme) bytes[true] += block.record_bytes;
+      if (block.location.in_hbm) bytes[TierKind::kHbm] += block.record_bytes;
+      if (block.location.in_dram) bytes[TierKind::kDram] += block.record_bytes;
+      if (block.location.in_nvme) bytes[TierKind::kNvme] += block.record_bytes;
       codec_bytes += block.record_bytes;
     }
-    ASSERT_EQ(stats.tiers[0].sealed_bytes, bytes[false]);
-    ASSERT_GE(stats.tiers[0].used_bytes, bytes[false] + stats.tiers[0].reserved_bytes);
-    ASSERT_LE(stats.tiers[0].used_bytes, stats.tiers[0].capacity_bytes);
+    for (const TierStats& tier : stats.tiers) {
+      SCOPED_TRACE(TierName(tier.kind));
+      ASSERT_EQ(tier.sealed_bytes, bytes[tier.kind]);
+      ASSERT_LE(tier.used_bytes, tier.capacity_bytes);
+      ASSERT_GE(tier.reserved_bytes, 0);
+      if (tier.kind == TierKind::kNvme) continue;
+      ASSERT_GE(tier.used_bytes, bytes[tier.kind] + tier.reserved_bytes);
+    }
     ASSERT_EQ(stats.codecs.empty() ? 0 : stats.codecs[0].record_bytes, codec_bytes);
     ASSERT_EQ(stats.corrupt_blocks, 0);
-    for (const int64_t gauge : {stats.pinned_bytes, stats.open_leases, stats.open_tickets,
-                                stats.write_behind_bytes, stats.tiers[0].reserved_bytes}) {
+    ASSERT_EQ(stats.hbm_errors, 0);
+    for (const int64_t gauge :
+         {stats.pinned_bytes, stats.open_leases, stats.open_tickets, stats.write_behind_bytes}) {
       ASSERT_GE(gauge, 0);
-    }
-    if (stats.tiers.size() > 1) {
-      ASSERT_EQ(stats.tiers[1].sealed_bytes, bytes[true]);
-      ASSERT_LE(stats.tiers[1].used_bytes, stats.tiers[1].capacity_bytes);
     }
   }
 
@@ -245,7 +248,24 @@ class StoreModelTest : public testing::StoreTest {
     EXPECT_EQ(stats.open_leases, 0);
     EXPECT_EQ(stats.open_tickets, 0);
     EXPECT_EQ(stats.write_behind_bytes, 0);
-    EXPECT_EQ(stats.tiers[0].reserved_bytes, 0);
+    EXPECT_EQ(Dram().reserved_bytes, 0);
+  }
+
+  // All there is at the end is whole, and goes.
+  void CheckWholeAndEmpty() {
+    std::map<BlockKey, uint64_t> numbers;
+    for (uint64_t number = 0; number < kNumbers; ++number) numbers[KeyOf(number)] = number;
+    for (const BlockInfo& block : store_->List(BlockKey{}, 1 << 20)) {
+      ASSERT_TRUE(sealed_.contains(numbers.at(block.key)));
+      ASSERT_TRUE(IsEqual(store_->Get(block.key)->bytes(), WantOf(numbers.at(block.key))));
+    }
+    for (uint64_t number = 0; number < kNumbers; ++number) {
+      store_->Delete(KeyOf(number)).IgnoreError();
+    }
+    store_->RunMaintenance();
+    EXPECT_EQ(Hbm().used_bytes, 0);
+    EXPECT_EQ(Dram().used_bytes, 0);
+    EXPECT_EQ(store_->Stats().num_blocks, 0);
   }
 
   static constexpr uint64_t kNumbers = 150;
@@ -288,26 +308,66 @@ TEST_F(StoreModelTest, RandomUseOfMemoryAndDiskAgreesWithAModel) {
     }
   }
   Drain();
-  std::map<BlockKey, uint64_t> numbers;
-  for (uint64_t number = 0; number < kNumbers; ++number) numbers[KeyOf(number)] = number;
-  for (const BlockInfo& block : store_->List(BlockKey{}, 1 << 20)) {
-    ASSERT_TRUE(sealed_.contains(numbers.at(block.key)));
-    ASSERT_TRUE(IsEqual(store_->Get(block.key)->bytes(), WantOf(numbers.at(block.key))));
+  CheckWholeAndEmpty();
+}
+
+TEST_F(StoreModelTest, RandomUseOfHbmAndMemoryLosesNothingWhileThereIsRoom) {
+  constexpr uint64_t kSeed = 20261204;
+  Rng rng(kSeed);
+  options_.dram_bytes = 48 * kMiB;  // more than all blocks take
+  OpenWithHbm(kMiB);
+  for (int step = 0; step < 6000; ++step) {
+    SCOPED_TRACE(absl::StrCat("seed ", kSeed, " step ", step));
+    Step(rng);
+    if (HasFatalFailure()) return;
+    if (step % 50 == 0) CheckSums();
+    for (const uint64_t number : sealed_) ASSERT_TRUE(Where(number).present()) << number;
   }
-  for (uint64_t number = 0; number < kNumbers; ++number)
-    store_->Delete(KeyOf(number)).IgnoreError();
-  store_->RunMaintenance();
-  EXPECT_EQ(Dram().used_bytes, 0);
-  EXPECT_EQ(store_->Stats().num_blocks, 0);
+  EXPECT_GT(store_->Stats().hbm_hits, 30);
+  EXPECT_GT(store_->Stats().hbm_evictions, 10);
+  Drain();
+  CheckWholeAndEmpty();
+}
+
+TEST_F(StoreModelTest, RandomUseOfHbmMemoryAndDiskAgreesWithAModel) {
+  constexpr uint64_t kSeed = 20261206;
+  Rng rng(kSeed);
+  options_.dram_bytes = 2 * kMiB;
+  options_.nvme_path = dir_.path() + "/store";
+  options_.nvme_bytes = 32 * kMiB;
+  OpenWithHbm(2 * kMiB);
+  for (int step = 0; step < 4000; ++step) {
+    SCOPED_TRACE(absl::StrCat("seed ", kSeed, " step ", step));
+    Step(rng);
+    if (HasFatalFailure()) return;
+    if (step % 50 == 0) CheckSums();
+    if (step % 1000 == 999) {
+      Drain();
+      open_.clear();
+      leases_.clear();
+      Open();
+      CheckSums();
+    }
+  }
+  Drain();
+  CheckWholeAndEmpty();
 }
 
 // Several threads and the background thread; any wrong byte is seen, since bytes follow from the
-// key.
-TEST_F(StoreModelTest, ManyThreadsNeverSeeAWrongByte) {
+// key. With and without a GPU.
+class StoreThreadsTest : public StoreModelTest, public ::testing::WithParamInterface<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(HbmBytes, StoreThreadsTest, ::testing::Values(0, 2 << 20));
+
+TEST_P(StoreThreadsTest, ManyThreadsNeverSeeAWrongByte) {
   options_.dram_bytes = 2 * kMiB;
+  options_.nvme_path = dir_.path() + "/store";
   options_.nvme_bytes = 32 * kMiB;
   options_.background = true;
-  OpenWithDisk();
+  if (GetParam() > 0) {
+    OpenWithHbm(GetParam());
+  } else {
+    Open();
+  }
   std::atomic<int64_t> num_hits = 0;
   std::atomic<int64_t> num_seals = 0;
   std::vector<std::thread> threads;

@@ -33,6 +33,7 @@ from .errors import (
 )
 from .types import (
     DRAM,
+    HBM,
     NVME,
     BlockInfo,
     GetResult,
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DRAM",
+    "HBM",
     "NVME",
     "AbortedError",
     "AlreadyExistsError",

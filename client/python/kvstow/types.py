@@ -13,6 +13,7 @@ KEY_BYTES = 32
 # Bits of a location.
 DRAM = 1
 NVME = 2
+HBM = 8
 
 Key = Union[bytes, str]
 
@@ -187,7 +188,7 @@ class PutResult:
 
 @dataclasses.dataclass(frozen=True)
 class LookupResult:
-    """locations: per key, DRAM and NVME added, 0 for a miss. num_leading: blocks before the first
+    """locations: per key, HBM, DRAM and NVME added, 0 for a miss. num_leading: blocks before the first
     miss."""
 
     keys: List[bytes]

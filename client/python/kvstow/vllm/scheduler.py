@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..client import Client
 from ..errors import Error
-from ..types import DRAM, NVME, KeyContext, block_keys
+from ..types import DRAM, HBM, NVME, KeyContext, block_keys
 from . import engine
 from .config import ConnectorConfig
 from .messages import LoadOrder, SaveOrder, StepOrders
@@ -148,7 +148,7 @@ class SchedulerHalf:
         sources: Dict[Any, int] = {}
         for token in range(last - num_external, last, self._plan.page_tokens):
             location = state.answer.locations[token // size]
-            hit = engine.CacheHitSource.HOST if location & DRAM else engine.CacheHitSource.DISK
+            hit = engine.CacheHitSource.HOST if location & (DRAM | HBM) else engine.CacheHitSource.DISK
             sources[hit] = sources.get(hit, 0) + self._plan.page_tokens
         return sources
 
@@ -250,7 +250,7 @@ class SchedulerHalf:
         ]
         # The slowest tier of a block's shards; absent where any is.
         locations = bytes(
-            0 if 0 in shard else DRAM if all(c & DRAM for c in shard) else NVME
+            0 if 0 in shard else DRAM if all(c & (DRAM | HBM) for c in shard) else NVME
             for shard in zip(*shards)
         )
         leading = next((i for i, there in enumerate(locations) if not there), num_blocks)
