@@ -3,7 +3,8 @@
 //
 // A block is complete when every unit that is wanted is there and fits: key, fingerprint, order,
 // codec, length and XXH3. Only then is it handed on; until then, and for ever where something is
-// wrong, nothing of it is seen. Holds one block.
+// wrong, nothing of it is seen. Units in memory that another process may change are handed on
+// without the last of these checks: who reads them checks what was read. Holds one block.
 //
 // Thread safety: none.
 #pragma once
@@ -28,6 +29,7 @@ struct ReceivedBlock {
   struct Unit {
     CodecId codec = CodecId::kRaw;
     uint64_t xxh3 = 0;
+    bool is_checked = true;  // false: `xxh3` is what the bytes should have
     absl::Span<const std::byte> bytes;
   };
   int32_t block_idx = 0;
@@ -35,21 +37,27 @@ struct ReceivedBlock {
   std::shared_ptr<const Calibration> calibration;  // that the units need; null: none
 };
 
+// What a check finds wrong: kDataLoss.
+absl::Status ChecksumDiffers(int32_t plane_idx);
+
 // Bytes of these units of a block at most, each aligned as in a payload.
 int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> planes);
 
 class BlockReceiver {
  public:
-  // Block i of the frames is block `first_block + i` of what the caller asked for, and is called
-  // so. `planes`: those that were asked for, ascending; must outlive this.
+  // Block i of the frames is block `places[i]` of what the caller asked for, and is called so.
+  // `planes`: those that were asked for, ascending. All three must outlive this.
   BlockReceiver(const Model& model, CalibrationCache& calibrations,
                 absl::Span<const int32_t> planes, absl::Span<const BlockKey> keys,
-                size_t first_block);
+                absl::Span<const int32_t> places);
 
   // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
   // An error is one of the stream: what comes after it has no meaning.
   absl::StatusOr<const ReceivedBlock*> OnFrame(const GetFrameHeader& header,
                                                const FramePayload& payload);
+
+  // The block that was handed on last did not stand its reader's check.
+  void Refuse(const absl::Status& why) { EndCorrupt(std::string(why.message())); }
 
   // No more frames: blocks without an end get `status`, or kDataLoss where that is OK.
   void OnEnd(const absl::Status& status);
@@ -81,7 +89,7 @@ class BlockReceiver {
   CalibrationCache& calibrations_;
   const absl::Span<const int32_t> planes_;
   const absl::Span<const BlockKey> keys_;
-  const int64_t first_block_;
+  const absl::Span<const int32_t> places_;
   std::vector<absl::Status> statuses_;
   std::vector<BlockKey> corrupt_;
   int64_t num_answered_ = 0;

@@ -9,7 +9,7 @@
 //
 // Losing the service costs latency, never correctness: every call ends by its deadline, and while
 // the breaker is open calls answer kUnavailable at once. Bytes are checked (XXH3 of every unit, key
-// and fingerprint of every block) before they reach the caller's memory; what fails is a miss.
+// and fingerprint of every block) before they count as come; what fails is a miss.
 //
 // Thread safety: all methods may be called at once. PutSession: one thread at a time.
 #pragma once
@@ -108,9 +108,8 @@ struct GetOptions {
   HeadRange heads;
   // Not empty: layers come in order, each of all blocks before the next one, and this is called on
   // the calling thread as soon as they are there, so that the first can be used while the others
-  // are on their way. Nothing of a layer is written before all of that layer's units of the block
-  // are there and checked; but a block may fail at a later layer. Then the layers before it stay
-  // written, its status is not OK from then on, and it must be computed anew as a whole.
+  // are on their way and are written. A block may fail at a later layer: then what came of it
+  // stays written, its status is not OK from then on, and it must be computed anew as a whole.
   std::function<void(const LayersReady&)> on_layers;
 };
 
@@ -150,8 +149,9 @@ class KvClient {
                                                        const PutRequest& request);
 
   // Fills `layers` with the blocks named by `keys`: block i holds tokens
-  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched. An
-  // error: nothing came. Where the call broke off later, `blocks` says which blocks did not come.
+  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched,
+  // unless it came damaged (kDataLoss): shared memory is checked while it is copied. An error:
+  // nothing came. Where the call broke off later, `blocks` says which blocks did not come.
   absl::StatusOr<GetSummary> Get(const Model& model, absl::Span<const BlockKey> keys,
                                  absl::Span<const LayerRows> layers, int64_t first_token = 0,
                                  const GetOptions& options = {});

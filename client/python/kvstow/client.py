@@ -217,7 +217,8 @@ class Client:
         """Fills `layers` with the blocks named by `keys`.
 
         layers: writable arrays (k, v) per layer, as of put; block i goes to rows [first_token +
-            i * tokens_per_block, ...). A block that misses leaves its rows untouched.
+            i * tokens_per_block, ...). A block that misses leaves its rows untouched, unless it came
+            damaged through shared memory.
 
         Raises where nothing at all came; a miss is no error, see GetResult.blocks."""
         raw = self._native.get(model._native, pack_keys(keys), layers, first_token)
