@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/plane_selection.h"
 #include "client/cpp/raw_stream.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/layout/planes.h"
 #include "kvstow/v1/data.pb.h"
 #include "proto/convert.h"
 
@@ -15,20 +17,6 @@ namespace kvstow {
 namespace {
 
 constexpr char kGetMethod[] = "/kvstow.v1.Data/Get";
-
-// `common`: what is the same for every call of the Get.
-grpc::ByteBuffer GetRequestBytes(const v1::GetRequest& common, absl::Span<const BlockKey> keys,
-                                 const BulkArea* area) {
-  v1::GetRequest request = common;
-  if (area != nullptr) {
-    request.set_channel(area->channel());
-    request.set_window_offset(area->window_offset());
-    request.set_window_bytes(area->memory().size());
-  }
-  request.set_keys(KeysToBytes(keys));
-  request.set_form(v1::FORM_ENCODED);
-  return ToByteBuffer(request);
-}
 
 // The payload of a frame that says where in the window it is. kDataLoss: not within our area.
 absl::Status TakeFromWindow(const GetFrameHeader& header, const BulkArea& area,
@@ -64,6 +52,12 @@ absl::Status ReceiveFrames(RawStream& stream, const BulkArea* area, BlockReceive
   return absl::OkStatus();
 }
 
+// What only the service says, and only when it does nothing more for the call.
+bool IsAnswer(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
+         absl::IsResourceExhausted(status);
+}
+
 // The units of the planes, as ranges; none where they are all of a block's.
 void AddRanges(const FetchPlan& plan, v1::GetRequest& request) {
   if (plan.planes.size() == static_cast<size_t>(plan.model.layout->num_planes())) return;
@@ -88,20 +82,32 @@ void FetchResult::Add(const BlockReceiver& receiver) {
   corrupt.insert(corrupt.end(), receiver.corrupt_keys().begin(), receiver.corrupt_keys().end());
 }
 
-absl::Status BlockFetcher::Call(const KeyRange& range, const BulkArea* area,
-                                const BlockFn& on_block, BlockReceiver& receiver) {
+absl::Status BlockFetcher::Call(const KeyRange& range, const Way& way, const BlockFn& on_block,
+                                BlockReceiver& receiver) {
   Connection& connection = *client_.connection;
   const absl::Duration timeout =
       std::max(plan_.deadline - connection.clock().Now(), absl::ZeroDuration());
   RawStream stream(connection.NextDataStub(), {.method = kGetMethod, .timeout = timeout});
-  v1::GetRequest common;
-  common.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
-  common.set_local_only(connection.options().local_only);
-  AddRanges(plan_, common);
-  if (range.after() != nullptr) common.set_after(std::string(range.after()->AsStringView()));
-  stream.Write(GetRequestBytes(common, range.keys, area));
+  v1::GetRequest request;
+  request.set_fingerprint(std::string(plan_.model.fingerprint.AsStringView()));
+  request.set_local_only(connection.options().local_only);
+  AddRanges(plan_, request);
+  if (range.after() != nullptr) request.set_after(std::string(range.after()->AsStringView()));
+  if (way.area != nullptr) {
+    request.set_channel(way.area->channel());
+    request.set_window_offset(way.area->window_offset());
+    request.set_window_bytes(way.area->memory().size());
+  }
+  if (way.buffer != nullptr) {
+    request.set_channel(way.buffer->channel());
+    request.mutable_unit_place()->Assign(way.placed->offsets.begin(), way.placed->offsets.end());
+  }
+  request.set_keys(KeysToBytes(range.keys));
+  request.set_form(v1::FORM_ENCODED);
+  stream.Write(ToByteBuffer(request));
   stream.WritesDone();
-  const absl::Status fault = ReceiveFrames(stream, area, receiver, on_block);
+  receiver.ExpectPlaced(way.placed);
+  const absl::Status fault = ReceiveFrames(stream, way.area, receiver, on_block);
   if (!fault.ok()) stream.Cancel();
   // The limit that the caller knows, not what was left of it for this call.
   absl::Status status = connection.WithTarget(stream.Finish(), connection.options().data_timeout);
@@ -111,11 +117,65 @@ absl::Status BlockFetcher::Call(const KeyRange& range, const BulkArea* area,
   return status;
 }
 
+PlacedUnits BlockFetcher::PlacesIn(const BulkArea& buffer, const KeyRange& range) const {
+  const BlockLayout& layout = *plan_.model.layout;
+  const RowsPlace& place = *plan_.place;
+  PlacedUnits placed{.memory = buffer.memory()};
+  // Planes of blocks that follow each other do so too.
+  if (range.places.back() - range.places.front() + 1 != static_cast<int32_t>(range.places.size())) {
+    return placed;
+  }
+  for (const int32_t plane_idx : plan_.planes) {
+    const RowsView view = ViewOfPlane(layout, plane_idx, place.heads,
+                                      place.layers[layout.plane(plane_idx).layer_idx]);
+    const auto offset_of = [&](int32_t block) {
+      return buffer.OffsetOf(PlaneInPlace(
+          layout, plane_idx, view, place.first_token + int64_t{block} * layout.tokens_per_block()));
+    };
+    const int64_t offset = offset_of(range.places.front());
+    if (offset < 0 || offset_of(range.places.back()) < 0) return {};
+    placed.offsets.push_back(static_cast<uint64_t>(offset));
+  }
+  return placed;
+}
+
+size_t BlockFetcher::FetchInPlace(const KeyRange& range, const BlockFn& on_block,
+                                  FetchResult& result) {
+  if (plan_.place == nullptr) return 0;
+  const PlaneInfo& first = plan_.model.layout->plane(plan_.planes[0]);
+  const RowsView& rows = RowsOf(first, plan_.place->layers[first.layer_idx]);
+  const std::shared_ptr<BulkArea> buffer = client_.windows->BufferAt(rows.data);
+  if (buffer == nullptr || !buffer->IsUsable()) return 0;
+  const PlacedUnits placed = PlacesIn(*buffer, range);
+  if (placed.offsets.empty()) return 0;
+  BlockReceiver receiver(plan_.model, *client_.calibrations, plan_.planes, range.keys,
+                         range.places);
+  result.status = Call(range, {.buffer = buffer.get(), .placed = &placed}, on_block, receiver);
+  if (!result.status.ok()) {
+    if (!IsAnswer(result.status)) buffer->AbandonWritten();
+    // The service does not know the window, or not its size.
+    if (absl::IsNotFound(result.status) || absl::IsInvalidArgument(result.status)) {
+      buffer->Abandon();
+    }
+    if (!absl::IsDeadlineExceeded(result.status) && !buffer->MayBeWritten()) {
+      result.status = absl::OkStatus();
+      receiver.DropUnfinished();
+    }
+  }
+  result.Add(receiver);
+  return receiver.statuses().size();
+}
+
 FetchResult BlockFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
+  FetchResult result;
+  range = range.From(FetchInPlace(range, on_block, result));
+  if (range.keys.empty()) {
+    result.longest_wait = longest_wait_;
+    return result;
+  }
   const auto block_bytes = static_cast<size_t>(MaxBlockBytes(*plan_.model.layout, plan_.planes));
   std::optional<BulkArea> area =
       client_.windows->Take(static_cast<int64_t>(block_bytes), plan_.deadline);
-  FetchResult result;
   while (!range.keys.empty() && result.status.ok()) {
     size_t count = range.keys.size();
     if (area.has_value()) {
@@ -125,7 +185,7 @@ FetchResult BlockFetcher::Fetch(KeyRange range, const BlockFn& on_block) {
     const KeyRange some{range.keys.subspan(0, count), range.places.subspan(0, count), range.all};
     BlockReceiver receiver(plan_.model, *client_.calibrations, plan_.planes, some.keys,
                            some.places);
-    result.status = Call(some, area.has_value() ? &*area : nullptr, on_block, receiver);
+    result.status = Call(some, {.area = area.has_value() ? &*area : nullptr}, on_block, receiver);
     if (!result.status.ok() && area.has_value()) {
       area->Abandon();
       area.reset();

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/block_receiver.h"
 #include "client/cpp/client_state.h"
+#include "client/cpp/rows_writer.h"
 
 namespace kvstow {
 
@@ -24,6 +25,7 @@ struct FetchPlan {
   const Model& model;
   absl::Span<const int32_t> planes;  // ascending, at least one
   absl::Time deadline;
+  const RowsPlace* place = nullptr;  // where the rows go; null: elsewhere
 };
 
 // Keys of one stream, and the place of each among all that are asked for, ascending.
@@ -53,7 +55,8 @@ struct FetchResult {
 };
 
 // Fetches the blocks of one stream: in one call, or with a window in as many as it takes to pass
-// all of them through an area of it. Where the window fails, the rest goes by gRPC.
+// all of them through an area of it. Where the window fails, the rest goes by gRPC. Rows that go to
+// a WindowBuffer are written there by the service, in one call.
 class BlockFetcher {
  public:
   BlockFetcher(ClientState& client, const FetchPlan& plan) : client_(client), plan_(plan) {}
@@ -61,7 +64,18 @@ class BlockFetcher {
   FetchResult Fetch(KeyRange range, const BlockFn& on_block);
 
  private:
-  absl::Status Call(const KeyRange& range, const BulkArea* area, const BlockFn& on_block,
+  // How the bytes of a call come; all null: in the messages.
+  struct Way {
+    const BulkArea* area = nullptr;
+    const BulkArea* buffer = nullptr;
+    const PlacedUnits* placed = nullptr;  // in the buffer
+  };
+
+  // Where the service can write the blocks in place; no offsets: it cannot.
+  PlacedUnits PlacesIn(const BulkArea& buffer, const KeyRange& range) const;
+  // As many of the keys as came in place, all where there is no other way for the rest.
+  size_t FetchInPlace(const KeyRange& range, const BlockFn& on_block, FetchResult& result);
+  absl::Status Call(const KeyRange& range, const Way& way, const BlockFn& on_block,
                     BlockReceiver& receiver);
 
   ClientState& client_;

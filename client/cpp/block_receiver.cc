@@ -171,6 +171,7 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
         absl::StrCat("a frame of ", num_units, " checksums, ", header.unit_bytes.size(),
                      " lengths and ", header.unit_codec.size(), " codecs at unit ", first_unit));
   }
+  if (header.is_placed) return TakePlaced(header);
   const FramePayload& payload = payloads_.emplace_back(frame);
   int64_t at = 0;  // in the payload
   for (size_t i = 0; i < num_units; ++i) {
@@ -201,6 +202,26 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
   if (payload.size() > AlignPayload(at)) {
     return absl::DataLossError(
         absl::StrCat(payload.size() - at, " bytes follow the frame's last unit"));
+  }
+  return absl::OkStatus();
+}
+
+// They are where they will be read: checked there.
+absl::Status BlockReceiver::TakePlaced(const GetFrameHeader& header) {
+  for (size_t i = 0; i < header.unit_xxh3.size(); ++i) {
+    const int32_t plane_idx = static_cast<int32_t>(header.first_unit + i);
+    const uint64_t xxh3 = header.unit_xxh3[i];
+    KVSTOW_ASSIGN_OR_RETURN(const CodecId codec,
+                            CheckUnit(plane_idx, header.unit_codec[i], header.unit_bytes[i]));
+    if (placed_ == nullptr || codec != CodecId::kRaw) {
+      return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": placed, but nowhere"));
+    }
+    const size_t bytes = header.unit_bytes[i];
+    const uint64_t offset = placed_->OffsetOf(block_.units.size(), block_idx_, bytes);
+    const absl::Span<const std::byte> unit = placed_->memory.subspan(offset, bytes);
+    if (Xxh3(unit) != xxh3) return ChecksumDiffers(plane_idx);
+    block_.units.push_back({.codec = codec, .xxh3 = xxh3, .bytes = unit});
+    received_bytes_ += static_cast<int64_t>(bytes);
   }
   return absl::OkStatus();
 }

@@ -40,6 +40,16 @@ struct ReceivedBlock {
 // What a check finds wrong: kDataLoss.
 absl::Status ChecksumDiffers(int32_t plane_idx);
 
+// Where a service that writes raw units in place has them.
+struct PlacedUnits {
+  absl::Span<std::byte> memory;   // the window
+  std::vector<uint64_t> offsets;  // in the window, of each plane of the first block
+
+  uint64_t OffsetOf(size_t plane, int64_t block_idx, int64_t unit_bytes) const {
+    return offsets[plane] + static_cast<uint64_t>(block_idx * unit_bytes);
+  }
+};
+
 // Bytes of these units of a block at most, each aligned as in a payload.
 int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> planes);
 
@@ -50,6 +60,9 @@ class BlockReceiver {
   BlockReceiver(const Model& model, CalibrationCache& calibrations,
                 absl::Span<const int32_t> planes, absl::Span<const BlockKey> keys,
                 absl::Span<const int32_t> places);
+
+  // Raw units may be there, those of all blocks within the memory. Must outlive this.
+  void ExpectPlaced(const PlacedUnits* placed) { placed_ = placed; }
 
   // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
   // An error is one of the stream: what comes after it has no meaning.
@@ -81,6 +94,7 @@ class BlockReceiver {
   // May ask the service for it. kNotFound: it has none of that name.
   absl::Status FindCalibration(const GetFrameHeader& header);
   absl::Status TakeUnits(const GetFrameHeader& header, const FramePayload& frame);
+  absl::Status TakePlaced(const GetFrameHeader& header);
   absl::StatusOr<CodecId> CheckUnit(int32_t plane_idx, uint32_t codec, uint32_t unit_bytes) const;
   void End(absl::StatusCode code, const std::string& why);
   void EndCorrupt(const std::string& why);
@@ -95,6 +109,8 @@ class BlockReceiver {
   int64_t num_answered_ = 0;
   int64_t num_finished_ = 0;  // when the stream ended
   int64_t received_bytes_ = 0;
+
+  const PlacedUnits* placed_ = nullptr;
 
   // The block in progress.
   int64_t block_idx_ = -1;

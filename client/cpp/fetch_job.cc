@@ -144,7 +144,7 @@ void Fetch::FetchPiece(const Piece& piece) {
   }
   FetchResult came;
   if (!keys.empty()) {
-    const FetchPlan plan{job_.model, job_.groups[piece.group_idx], job_.deadline};
+    const FetchPlan plan{job_.model, job_.groups[piece.group_idx], job_.deadline, job_.place};
     came = BlockFetcher(client_, plan)
                .Fetch({keys, places, job_.keys.data()}, job_.make_fn(piece.group_idx));
   }

@@ -23,6 +23,7 @@ struct FetchJob {
   absl::Span<const BlockKey> keys;           // at least one
   std::vector<std::vector<int32_t>> groups;  // planes of each, ascending; at least one group
   absl::Time deadline;
+  const RowsPlace* place = nullptr;  // where the rows go; null: elsewhere
   // What takes the blocks of one stream, each with the planes of the group.
   std::function<BlockFn(size_t group_idx)> make_fn;
   // Called on the calling thread for each group in order, as soon as it and those before it are

@@ -28,6 +28,7 @@
 #include "client/cpp/client_options.h"
 #include "client/cpp/conversation.h"
 #include "client/cpp/encoded_block.h"
+#include "client/cpp/window_buffer.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/codec_plan.h"
 #include "kernels/core/block_key.h"
@@ -163,6 +164,9 @@ class KvClient {
       absl::Duration timeout = absl::InfiniteDuration());
 
   absl::StatusOr<int64_t> Delete(absl::Span<const BlockKey> keys);
+
+  // As large as asked for, 4 GiB at most. kUnavailable: no shared memory; the text says why.
+  absl::StatusOr<std::unique_ptr<WindowBuffer>> NewWindowBuffer(int64_t bytes);
 
   // The path that bytes take now: "shm", or "grpc (why not a faster one)".
   std::string ExplainPath() const;

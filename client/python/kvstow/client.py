@@ -225,6 +225,18 @@ class Client:
         raw["blocks"] = [_error_of(status) for status in raw["blocks"]]
         return GetResult(**raw)
 
+    def window_buffer(self, num_bytes: int):
+        """Memory that put and get leave KV in, without a copy here: the service reads and writes it.
+
+        numpy.frombuffer(buffer, dtype) and the like make arrays of it, which keep it. In place are
+        planes whose rows stand one after the other: [heads, tokens, dim] in memory, given as
+        array.transpose(1, 0, 2); all else is copied as ever. `is_in_place` turns False when the
+        service is gone or a call ended badly: then make another one. After a get that timed out
+        further ones into it raise FailedPreconditionError, as the service may still write there.
+
+        Raises UnavailableError where there is no shared memory."""
+        return self._native.window_buffer(int(num_bytes))
+
     def delete(self, keys: Union[Key, Sequence[Key]]) -> int:
         """Forgets blocks; returns how many there were."""
         return self._native.delete(pack_keys(keys))
