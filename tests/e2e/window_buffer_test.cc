@@ -2,11 +2,15 @@
 // when the service goes.
 #include "client/cpp/window_buffer.h"
 
+#include <grpcpp/channel.h>
+
 #include <csignal>
 #include <cstring>
 
 #include "kernels/layout/planes.h"
+#include "kvstow/v1/channels.grpc.pb.h"
 #include "tests/e2e/store_fixture.h"
+#include "transport/shm_window.h"
 
 namespace kvstow::testing {
 namespace {
@@ -206,6 +210,54 @@ TEST_F(WindowBuffers, TakeNoFurtherGetWhileALateServiceMayWriteThere) {
         return got.ok() && NumRight(got, result, kv) == 4;
       },
       absl::Seconds(20)));
+}
+
+// What a client of ours never sends.
+TEST_F(WindowBuffers, PlacesThatAreNoneOfTheWindowAreRefused) {
+  StartDaemon({});
+  const KvData kv(model_.spec, 6, 1);
+  MustPut(kv, "raw");
+  absl::StatusOr<std::unique_ptr<Window>> window = OpenShmWindow(
+      {.socket_path = daemon_->target().substr(5) + ".shm", .bytes = int64_t{1} << 20});
+  ASSERT_TRUE(window.ok()) << window.status();
+  const auto channels = v1::Channels::NewStub(daemon_->channel());
+  v1::OpenChannelRequest open;
+  open.add_offers()->set_path("shm");
+  open.mutable_offers(0)->set_ticket((*window)->ticket());
+  v1::OpenChannelResponse opened;
+  ASSERT_TRUE(channels->OpenChannel(Deadline().get(), open, &opened).ok());
+
+  const auto get = [&](uint64_t channel, int num_places, uint64_t place) {
+    v1::GetRequest request;
+    request.set_keys(PackKeys(KeysOf(kv)));
+    request.set_channel(channel);
+    for (int i = 0; i < num_places; ++i) request.add_unit_place(place);
+    const auto context = Deadline();
+    const auto reader = daemon_->data().Get(context.get(), request);
+    for (v1::GetFrame frame; reader->Read(&frame);) {
+    }
+    return reader->Finish();
+  };
+  const int num_planes = model_.layout->num_planes();
+  EXPECT_TRUE(get(opened.channel(), num_planes, 0).ok());
+  for (const uint64_t place : {(uint64_t{1} << 20) - 1, uint64_t{1} << 40, UINT64_MAX}) {
+    EXPECT_EQ(get(opened.channel(), num_planes, place).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  EXPECT_THAT(get(opened.channel(), num_planes - 1, 0).error_message(), HasSubstr("unit_place"));
+  EXPECT_THAT(get(0, num_planes, 0).error_message(), HasSubstr("without a channel"));
+
+  v1::PutFrame frame = FrameOf(kv, 0, 0, 1);
+  frame.set_ticket(calls_->ReserveOne(Sha256("another"), "raw").ticket());
+  frame.clear_payload();
+  frame.set_channel(opened.channel());
+  frame.set_window_bytes(static_cast<uint64_t>(model_.layout->plane(0).row_bytes));
+  for (const uint64_t offset : {(uint64_t{1} << 20) - 1, UINT64_MAX}) {
+    frame.clear_unit_offset();
+    frame.add_unit_offset(offset);
+    EXPECT_EQ(calls_->PutFrames({&frame, 1}).status().code(),
+              static_cast<int>(absl::StatusCode::kInvalidArgument));
+  }
 }
 
 TEST_F(WindowBuffers, CannotBeHadWithoutSharedMemoryAndTheReasonIsTold) {

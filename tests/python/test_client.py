@@ -410,8 +410,8 @@ def test_the_rate_beside_the_cpp_clients(tmp_path, capsys):
     put, get = map(float, run.stdout.split())
     with capsys.disabled():
         print(
-            f"\nrate of Python as a share of C++: put {put / cpp['shm/put']:.2f}, "
-            f"get {get / cpp['shm/get']:.2f}"
+            f"\nrate of Python as a share of C++: put {put / cpp['shm/copy/put']:.2f}, "
+            f"get {get / cpp['shm/copy/get']:.2f}"
         )
-    assert put > 0.2 * cpp["shm/put"] and get > 0.2 * cpp["shm/get"]
+    assert put > 0.2 * cpp["shm/copy/put"] and get > 0.2 * cpp["shm/copy/get"]
     daemon.kill()
