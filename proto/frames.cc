@@ -114,6 +114,7 @@ void WriteFields(const PutFrameHeader& header, Out& out) {
   fields.Fixed64(6, header.channel);
   fields.Varint(7, header.window_offset);
   fields.Varint(8, header.window_bytes);
+  fields.PackedFixed64(9, header.unit_offset);
 }
 
 template <typename Out>
@@ -132,6 +133,7 @@ void WriteFields(const GetFrameHeader& header, Out& out) {
   fields.Varint(11, header.window_offset);
   fields.Varint(12, header.window_bytes);
   fields.Text(13, header.calibration_id);
+  fields.Varint(14, header.is_placed ? 1 : 0);
 }
 
 template <typename Header, typename Out>
@@ -386,6 +388,8 @@ bool FrameParser::ReadField(uint32_t field, WireType type, PutFrameHeader& heade
       return Number(type, header.window_offset);
     case 8:
       return Number(type, header.window_bytes);
+    case 9:
+      return Fixed64s(type, header.unit_offset);
     default:
       return false;
   }
@@ -430,6 +434,10 @@ bool FrameParser::ReadField(uint32_t field, WireType type, GetFrameHeader& heade
       return Number(type, header.window_bytes);
     case 13:
       return Text(type, header.calibration_id);
+    case 14:
+      if (!Number(type, number)) return false;
+      header.is_placed = number != 0;
+      return true;
     default:
       return false;
   }
@@ -464,6 +472,10 @@ absl::Status ParseFrame(const grpc::ByteBuffer& buffer, PutFrameHeader& header,
     return BadFrame(absl::StrCat(num_units, " checksums, ", num_bytes, " lengths and ",
                                  header.unit_codec.size(),
                                  " codecs, want as many of each (rows: checksums only)"));
+  }
+  if (!header.unit_offset.empty() && header.unit_offset.size() != num_units) {
+    return BadFrame(absl::StrCat(num_units, " checksums and ", header.unit_offset.size(),
+                                 " offsets, want as many of each or no offsets"));
   }
   return absl::OkStatus();
 }

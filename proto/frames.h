@@ -40,6 +40,7 @@ struct PutFrameHeader {
   uint64_t channel = 0;
   uint64_t window_offset = 0;
   uint64_t window_bytes = 0;
+  std::vector<uint64_t> unit_offset;
 };
 
 struct GetFrameHeader {
@@ -56,6 +57,7 @@ struct GetFrameHeader {
   uint64_t window_offset = 0;
   uint64_t window_bytes = 0;
   std::string calibration_id;
+  bool is_placed = false;
 };
 
 // One buffer: header and payload. The slices are shared, not copied. CHECKs kMaxFrameBytes.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,6 +70,13 @@ absl::StatusOr<FramePayload> BulkChannel::Load(uint64_t offset, uint64_t bytes,
 absl::Status BulkChannel::Store(uint64_t offset, absl::Span<const std::byte> bytes,
                                 std::shared_ptr<const void> owner, absl::Duration timeout) {
   KVSTOW_RETURN_IF_ERROR(CheckRange(offset, bytes.size()));
+  const absl::Span<std::byte> in_place =
+      channel_->InPlace(static_cast<int64_t>(offset), static_cast<int64_t>(bytes.size()));
+  if (!in_place.empty()) {
+    if (!is_alive()) return absl::UnavailableError("the worker of the channel is gone");
+    std::memcpy(in_place.data(), bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
   // A write does not change what it sends; the type is that of both directions.
   const absl::Span<std::byte> local(const_cast<std::byte*>(bytes.data()), bytes.size());
   return Run({.op = TransferOp::kWrite,

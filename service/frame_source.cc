@@ -24,11 +24,14 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Next() {
   if (!record_.has_value()) {
     const absl::Status status = OpenBlock();
     if (status.code() == absl::StatusCode::kResourceExhausted) return status;
+    if (!window_fault_.ok()) return window_fault_;
     if (!status.ok()) return EndBlock(status.code());
   }
   const bool is_stored_form =
       form_ == v1::FORM_ENCODED || record_->entry(next_unit_).codec == CodecId::kRaw;
-  absl::StatusOr<grpc::ByteBuffer> frame = is_stored_form ? StoredFrame() : DecodedFrame();
+  absl::StatusOr<grpc::ByteBuffer> frame = IsPlaced(next_unit_) ? PlacedFrame()
+                                           : is_stored_form     ? StoredFrame()
+                                                                : DecodedFrame();
   if (!window_fault_.ok()) return window_fault_;
   if (!frame.ok()) return EndBlock(frame.status().code());
   return frame;
@@ -70,6 +73,13 @@ absl::Status FrameSource::OpenBlock() {
   is_started_ = false;
   range_idx_ = 0;
   next_unit_ = ranges_.empty() ? 0 : ranges_[0].first;
+  num_done_ = 0;
+  const bool has_all = ranges_.empty() && !places_.empty();
+  if (has_all && places_.size() != record.num_units()) {
+    window_fault_ = absl::InvalidArgumentError(absl::StrCat(
+        "unit_place: ", places_.size(), " of a block of ", record.num_units(), " units"));
+    return window_fault_;
+  }
   pin_ = std::make_shared<PinnedBlock>(PinnedBlock{std::move(block), std::move(permit)});
   return form_ == v1::FORM_ROWS ? CheckShape() : absl::OkStatus();
 }
@@ -123,7 +133,8 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::StoredFrame() {
     if (i > next_unit_) {
       // Units of a frame stand in the payload as they do in the record: next to each other.
       const bool is_adjacent = entry.offset == static_cast<uint64_t>(AlignUnit(end));
-      const bool is_wanted = form_ == v1::FORM_ENCODED || entry.codec == CodecId::kRaw;
+      const bool is_wanted =
+          !IsPlaced(i) && (form_ == v1::FORM_ENCODED || entry.codec == CodecId::kRaw);
       if (!is_adjacent || !is_wanted || i - next_unit_ >= kMaxUnitsPerFrame ||
           bytes > static_cast<uint64_t>(kTargetPayloadBytes)) {
         break;
@@ -142,6 +153,36 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::StoredFrame() {
       .fetch_add(unit_bytes, std::memory_order_relaxed);
   counters.get_unit_bytes.fetch_add(unit_bytes, std::memory_order_relaxed);
   return Finish(std::move(header), pin_, record_->bytes().subspan(begin, end - begin));
+}
+
+// Raw units straight to where the reader wants them, each by itself.
+absl::StatusOr<grpc::ByteBuffer> FrameSource::PlacedFrame() {
+  GetFrameHeader header = StartHeader();
+  header.is_placed = true;
+  const absl::Duration left = deadline_.Left();
+  uint64_t bytes = 0;
+  for (uint32_t i = next_unit_; i < range_end() && IsPlaced(i); ++i) {
+    const UnitEntry& entry = record_->entry(i);
+    const size_t num_units = header.unit_xxh3.size();
+    if (num_units == kMaxUnitsPerFrame || bytes >= static_cast<uint64_t>(kTargetPayloadBytes)) {
+      break;
+    }
+    const uint64_t place = places_[num_done_ + num_units] + block_idx_ * uint64_t{entry.length};
+    window_fault_ = window_.channel->Store(place, record_->unit(i), pin_, left);
+    KVSTOW_RETURN_IF_ERROR(window_fault_);
+    header.unit_xxh3.push_back(entry.xxh3);
+    header.unit_bytes.push_back(entry.length);
+    header.unit_codec.push_back(static_cast<uint32_t>(entry.codec));
+    bytes += entry.length;
+  }
+  TransferCounters& counters = parts_.metrics->transfer();
+  for (auto* const counter :
+       {&counters.get_channel_bytes, &counters.get_unit_bytes,
+        form_ == v1::FORM_ENCODED ? &counters.get_encoded_bytes : &counters.get_rows_bytes}) {
+    counter->fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  }
+  Advance(static_cast<uint32_t>(header.unit_xxh3.size()));
+  return BuildFrame(header, {});
 }
 
 absl::StatusOr<grpc::ByteBuffer> FrameSource::DecodedFrame() {
@@ -206,7 +247,8 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Finish(GetFrameHeader header,
                                                      std::shared_ptr<const void> owner,
                                                      absl::Span<const std::byte> payload) {
   std::vector<grpc::Slice> slices;
-  if (window_.channel != nullptr) {
+  // With places the range may be empty: then what is not placed goes in the message.
+  if (window_.channel != nullptr && (places_.empty() || window_.bytes > 0)) {
     window_fault_ = StoreInWindow(header, std::move(owner), payload);
     KVSTOW_RETURN_IF_ERROR(window_fault_);
   } else {
@@ -219,6 +261,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::Finish(GetFrameHeader header,
 void FrameSource::Advance(uint32_t num_units) {
   is_started_ = true;
   next_unit_ += num_units;
+  num_done_ += num_units;
   if (next_unit_ < range_end()) return;
   if (range_idx_ + 1 < ranges_.size()) {
     next_unit_ = ranges_[++range_idx_].first;

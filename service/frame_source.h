@@ -47,6 +47,9 @@ class FrameSource {
     std::optional<BlockKey> after;  // the block before the first key
     WindowRange window;
     std::vector<UnitRange> ranges;  // of each block; none: all of it
+    // Of those units, where raw ones of the first block go in the channel's window; or none. As
+    // GetRequest.unit_place.
+    std::vector<uint64_t> places;
   };
 
   FrameSource(const ServiceParts& parts, const CallDeadline& deadline, Question question)
@@ -57,6 +60,7 @@ class FrameSource {
         hints_(question.hints),
         after_(question.after),
         ranges_(std::move(question.ranges)),
+        places_(std::move(question.places)),
         window_(std::move(question.window)) {}
 
   bool done() const { return block_idx_ >= keys_.size(); }
@@ -79,6 +83,7 @@ class FrameSource {
   absl::Status CheckShape() const;
   // Frames of units from next_unit_ on.
   absl::StatusOr<grpc::ByteBuffer> StoredFrame();
+  absl::StatusOr<grpc::ByteBuffer> PlacedFrame();
   absl::StatusOr<grpc::ByteBuffer> DecodedFrame();
   // Ends a frame over `payload`, which `owner` keeps.
   absl::StatusOr<grpc::ByteBuffer> Finish(GetFrameHeader header, std::shared_ptr<const void> owner,
@@ -91,6 +96,9 @@ class FrameSource {
   uint32_t range_end() const {
     return ranges_.empty() ? record_->num_units() : ranges_[range_idx_].end;
   }
+  bool IsPlaced(uint32_t unit) const {
+    return !places_.empty() && record_->entry(unit).codec == CodecId::kRaw;
+  }
   // Past `num_units` that were sent.
   void Advance(uint32_t num_units);
 
@@ -101,6 +109,7 @@ class FrameSource {
   const TurnHints hints_;
   const std::optional<BlockKey> after_;
   const std::vector<UnitRange> ranges_;
+  const std::vector<uint64_t> places_;
   WindowRange window_;                  // what is left of it
   absl::Status window_fault_;           // of the call, not of a block
   std::shared_ptr<const TurnUse> use_;  // of all keys, from the first frame on
@@ -113,6 +122,7 @@ class FrameSource {
   bool is_started_ = false;     // a frame of it was made
   size_t range_idx_ = 0;
   uint32_t next_unit_ = 0;
+  size_t num_done_ = 0;  // units, of those that are asked for
 };
 
 }  // namespace kvstow

@@ -27,13 +27,15 @@ struct ArrivedUnit {
 
 class FrameWriter {
  public:
-  FrameWriter(TieredStore& store, const TicketPlan& plan, const FramePayload& payload,
+  FrameWriter(TieredStore& store, const TicketPlan& plan, const FrameUnits& from,
               TransferCounters& counters)
-      : store_(store), plan_(plan), payload_(payload), counters_(counters) {}
+      : store_(store), plan_(plan), from_(from), payload_(from.payload), counters_(counters) {}
 
   // The units of the frame, all of them known to fit the block and the payload.
   absl::StatusOr<std::vector<ArrivedUnit>> Check(const PutFrameHeader& header) const;
 
+  // A unit that is somewhere else than in the frame's payload is looked up there from now on.
+  absl::Status Find(uint64_t offset, ArrivedUnit& unit);
   // kAlreadyExists: the same bytes are there.
   absl::Status WriteRows(const ArrivedUnit& unit);
   absl::Status WriteEncoded(const ArrivedUnit& unit);
@@ -62,7 +64,8 @@ class FrameWriter {
 
   TieredStore& store_;
   const TicketPlan& plan_;
-  const FramePayload& payload_;
+  const FrameUnits& from_;
+  FramePayload payload_;  // of the frame, or of one unit
   TransferCounters& counters_;
   std::unique_ptr<std::byte[]> scratch_;
   size_t scratch_bytes_ = 0;
@@ -120,12 +123,19 @@ absl::StatusOr<std::vector<ArrivedUnit>> FrameWriter::Check(const PutFrameHeader
     }
     end = unit.offset + unit.length;
   }
-  if (payload_.size() != end && payload_.size() != AlignPayload(end)) {
+  const bool is_one_piece = header.unit_offset.empty();
+  if (is_one_piece && payload_.size() != end && payload_.size() != AlignPayload(end)) {
     return Fault(absl::StatusCode::kInvalidArgument,
                  absl::StrCat("units ", header.first_unit, " to ", units.back().unit_idx, " take ",
                               end, " bytes, the payload has ", payload_.size()));
   }
   return units;
+}
+
+absl::Status FrameWriter::Find(uint64_t offset, ArrivedUnit& unit) {
+  KVSTOW_ASSIGN_OR_RETURN(payload_, from_.load(offset, unit.length));
+  unit.offset = 0;
+  return absl::OkStatus();
 }
 
 absl::Span<const std::byte> FrameWriter::Rows(const ArrivedUnit& unit) {
@@ -150,7 +160,7 @@ absl::Status FrameWriter::Copy(const ArrivedUnit& unit, UnitWriter writer) {
     payload_.CopyTo(unit.offset, out);
     found = Xxh3(out);
   } else {
-    found = StreamCopyHashed(in_place, out.data());
+    found = CopyHashed(in_place, out.data());
   }
   if (found != unit.xxh3) return ChecksumFault(unit, found);
   Observe(unit, out);
@@ -212,17 +222,20 @@ absl::StatusOr<TicketPlan> FindTicketPlan(const ServiceParts& parts, TicketId ti
 }
 
 WriteOutcome WriteFrame(TieredStore& store, const TicketPlan& plan, const PutFrameHeader& header,
-                        const FramePayload& payload, TransferCounters& counters) {
+                        const FrameUnits& from, TransferCounters& counters) {
   WriteOutcome outcome;
-  FrameWriter writer(store, plan, payload, counters);
-  const absl::StatusOr<std::vector<ArrivedUnit>> units = writer.Check(header);
+  FrameWriter writer(store, plan, from, counters);
+  absl::StatusOr<std::vector<ArrivedUnit>> units = writer.Check(header);
   if (!units.ok()) {
     outcome.fault = units.status();
     return outcome;
   }
   const bool is_encoded = !header.unit_bytes.empty();
-  for (const ArrivedUnit& unit : *units) {
-    const absl::Status status = is_encoded ? writer.WriteEncoded(unit) : writer.WriteRows(unit);
+  for (size_t i = 0; i < units->size(); ++i) {
+    ArrivedUnit& unit = (*units)[i];
+    absl::Status status;
+    if (!header.unit_offset.empty()) status = writer.Find(header.unit_offset[i], unit);
+    if (status.ok()) status = is_encoded ? writer.WriteEncoded(unit) : writer.WriteRows(unit);
     // The same bytes are there: a repeat, which is fine.
     if (!status.ok() && status.code() != absl::StatusCode::kAlreadyExists) {
       outcome.fault = status;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "proto/frames.h"
@@ -43,7 +44,14 @@ struct WriteOutcome {
   absl::Status fault;
 };
 
+// Where the units of a frame are: in its payload, or, where the header has unit_offset, each where
+// `load` finds it.
+struct FrameUnits {
+  FramePayload payload;
+  std::function<absl::StatusOr<FramePayload>(uint64_t offset, uint64_t bytes)> load;
+};
+
 WriteOutcome WriteFrame(TieredStore& store, const TicketPlan& plan, const PutFrameHeader& header,
-                        const FramePayload& payload, TransferCounters& counters);
+                        const FrameUnits& from, TransferCounters& counters);
 
 }  // namespace kvstow

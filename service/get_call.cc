@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
 #include "kvstow/v1/data.pb.h"
 #include "proto/convert.h"
@@ -66,6 +67,21 @@ absl::Status GetCall::FindMissing(const v1::GetRequest& request, absl::Span<cons
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status CheckPlaces(const v1::GetRequest& request, absl::Span<const UnitRange> ranges) {
+  const auto count = static_cast<uint64_t>(request.unit_place_size());
+  if (count == 0) return absl::OkStatus();
+  if (request.channel() == 0) return absl::InvalidArgumentError("unit_place: without a channel");
+  uint64_t num_units = 0;
+  for (const UnitRange& range : ranges) num_units += range.end - range.first;
+  if (ranges.empty() || count == num_units) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("unit_place: ", count, ", want one for each of ", num_units, " units"));
+}
+
+}  // namespace
+
 absl::Status GetCall::Open(const CallDeadline& deadline, const grpc::ByteBuffer& request) {
   grpc::ByteBuffer copy(request);  // shares the bytes; parsing empties the buffer
   v1::GetRequest message;
@@ -82,16 +98,18 @@ absl::Status GetCall::Open(const CallDeadline& deadline, const grpc::ByteBuffer&
   }
   KVSTOW_ASSIGN_OR_RETURN(permit_, parts_.admission->AdmitCall(kCallBytes));
   KVSTOW_RETURN_IF_ERROR(FindMissing(message, keys));
+  std::vector<uint64_t> places(message.unit_place().begin(), message.unit_place().end());
+  KVSTOW_RETURN_IF_ERROR(CheckPlaces(message, ranges));
   FrameSource::WindowRange window{.offset = message.window_offset(),
                                   .bytes = message.window_bytes()};
   if (message.channel() != 0) {
     KVSTOW_ASSIGN_OR_RETURN(window.channel, parts_.channels->Find(message.channel()));
     KVSTOW_RETURN_IF_ERROR(window.channel->CheckRange(window.offset, window.bytes));
   }
-  source_ =
-      std::make_unique<FrameSource>(parts_, deadline,
-                                    FrameSource::Question{std::move(keys), form, hints, after,
-                                                          std::move(window), std::move(ranges)});
+  source_ = std::make_unique<FrameSource>(
+      parts_, deadline,
+      FrameSource::Question{std::move(keys), form, hints, after, std::move(window),
+                            std::move(ranges), std::move(places)});
   return absl::OkStatus();
 }
 

@@ -67,7 +67,10 @@ absl::Status PutCall::Accept() {
 absl::Status PutCall::FindPayload(Frame& frame) const {
   const PutFrameHeader& header = frame.header;
   frame.payload_bytes = frame.payload.size();
-  if (header.channel == 0) return absl::OkStatus();
+  if (header.channel == 0) {
+    if (header.unit_offset.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError("frame: unit_offset without a channel");
+  }
   if (frame.payload.size() > 0) {
     return absl::InvalidArgumentError("frame: a channel and a payload, want one of them");
   }
@@ -102,14 +105,19 @@ void PutCall::Work(const Frame& frame) {
 
 absl::Status PutCall::Write(const Frame& frame, const TicketPlan& plan) {
   TransferCounters& counters = parts_.metrics->transfer();
-  FramePayload payload = frame.payload;
-  if (frame.channel != nullptr) {
-    const PutFrameHeader& header = frame.header;
-    KVSTOW_ASSIGN_OR_RETURN(
-        payload, frame.channel->Load(header.window_offset, header.window_bytes, deadline_.Left()));
-    counters.put_channel_bytes.fetch_add(payload.size(), std::memory_order_relaxed);
+  const PutFrameHeader& header = frame.header;
+  FrameUnits from{.payload = frame.payload};
+  const absl::Duration left = deadline_.Left();
+  const auto load = [&](uint64_t offset, uint64_t bytes) {
+    counters.put_channel_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    return frame.channel->Load(offset, bytes, left);
+  };
+  if (!header.unit_offset.empty()) {
+    from.load = load;
+  } else if (frame.channel != nullptr) {
+    KVSTOW_ASSIGN_OR_RETURN(from.payload, load(header.window_offset, header.window_bytes));
   }
-  const WriteOutcome outcome = WriteFrame(*parts_.store, plan, frame.header, payload, counters);
+  const WriteOutcome outcome = WriteFrame(*parts_.store, plan, header, from, counters);
   MutexLock lock(&mutex_);
   tickets_[frame.ticket_idx].num_units += outcome.num_units;
   return outcome.fault;

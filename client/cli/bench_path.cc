@@ -108,8 +108,11 @@ struct PathCase {
   PathKind path = PathKind::kGrpc;
   std::string preset;
   CodecChoice codec;
-  std::string name;  // "shm", "shm/safe"
+  std::string name;  // "shm", "shm/safe", "shm/copy"
   std::unique_ptr<KvClient> kv;
+  // Of a case whose KV stands where the service reads and writes it; null: in pools.
+  std::unique_ptr<WindowBuffer> source;
+  std::unique_ptr<WindowBuffer> result;
 };
 
 class PathBench {
@@ -132,7 +135,14 @@ class PathBench {
   int32_t num_before() const { return has_wire() ? 1 : 0; }
   int64_t call_bytes() const { return options_.block_bytes * options_.blocks_per_call; }
   void ChooseSizes();
-  absl::Status AddCase(PathKind path, const std::string& preset);
+  absl::Status AddCase(PathKind path, const std::string& preset, bool in_place);
+  absl::Span<std::byte> SourceOf(const PathCase& path) const {
+    return path.source != nullptr ? path.source->memory() : source_->bytes();
+  }
+  absl::Span<std::byte> ResultOf(const PathCase& path) const {
+    return path.result != nullptr ? path.result->memory() : result_->bytes();
+  }
+  absl::Status CheckPath(const PathCase& path) const;
   std::vector<LayerRows> LayersAt(absl::Span<std::byte> pool, int32_t call_idx) const;
   KeyContext ContextOf(int round_idx, int32_t call_idx) const;
   absl::Status Timed(const std::string& name, pid_t other,
@@ -142,7 +152,7 @@ class PathBench {
   absl::Status GetAndCheck(const PathCase& path, const std::string& name, bool layerwise);
   absl::Status PutAndGet(const PathCase& path, int round_idx);
   absl::Status PlainSockets();
-  absl::Status Check(std::string_view what);
+  absl::Status Check(std::string_view what, absl::Span<std::byte> result);
   absl::Status CheckDecoded(const PathCase& path);
   PathBenchLine Line(const std::string& name, const std::string& ceiling) const;
 
@@ -206,16 +216,19 @@ absl::Status PathBench::Prepare() {
   for (int32_t i = 0; i < kTokensPerBlock * num_blocks; ++i) tokens_.push_back(i);
   for (const PathKind path : options_.paths) {
     for (const std::string& preset : options_.presets) {
-      KVSTOW_RETURN_IF_ERROR(AddCase(path, preset));
+      const bool has_place = path == PathKind::kShm && preset == "lossless";
+      if (has_place) KVSTOW_RETURN_IF_ERROR(AddCase(path, preset, /*in_place=*/true));
+      KVSTOW_RETURN_IF_ERROR(AddCase(path, preset, /*in_place=*/false));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status PathBench::AddCase(PathKind path, const std::string& preset) {
+absl::Status PathBench::AddCase(PathKind path, const std::string& preset, bool in_place) {
   PathCase added{.path = path, .preset = preset, .name = std::string(PathName(path))};
   // The plain case has the plain name.
   if (preset != "lossless") absl::StrAppend(&added.name, "/", preset);
+  if (preset == "lossless" && path == PathKind::kShm && !in_place) added.name += "/copy";
   KVSTOW_ASSIGN_OR_RETURN(added.codec, ParseCodecChoice(preset));
   KvClientOptions options{.target = has_wire() ? wire_->target() : service_.target,
                           .data_timeout = options_.timeout};
@@ -223,6 +236,15 @@ absl::Status PathBench::AddCase(PathKind path, const std::string& preset) {
   if (path != PathKind::kGrpc) options.paths = {path};
   options.ucx = {.tls = "tcp", .net_devices = "lo"};  // as the daemon that we start
   KVSTOW_ASSIGN_OR_RETURN(added.kv, KvClient::Create(options));
+  if (in_place) {
+    for (std::unique_ptr<WindowBuffer>* buffer : {&added.source, &added.result}) {
+      absl::StatusOr<std::unique_ptr<WindowBuffer>> made =
+          added.kv->NewWindowBuffer(options_.total_bytes);
+      if (!made.ok()) return service_.Explain(made.status());
+      *buffer = *std::move(made);
+    }
+    std::memcpy(added.source->memory().data(), source_->bytes().data(), options_.total_bytes);
+  }
   cases_.push_back(std::move(added));
   return absl::OkStatus();
 }
@@ -269,7 +291,7 @@ absl::Status PathBench::Timed(const std::string& name, pid_t other,
 absl::Status PathBench::PutAll(const PathCase& path, int round_idx) {
   keys_.clear();
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
-    std::vector<LayerRows> layers = LayersAt(source_->bytes(), call_idx);
+    std::vector<LayerRows> layers = LayersAt(SourceOf(path), call_idx);
     // Token 0 of a view is token 0 of the prompt, whether it is put or not.
     for (LayerRows& layer : layers) {
       for (RowsView* view : {&layer.k, &layer.v}) view->data -= num_before() * kPlaneBytes;
@@ -299,7 +321,7 @@ absl::Status PathBench::PutAll(const PathCase& path, int round_idx) {
 absl::Status PathBench::GetAll(const PathCase& path, const std::string& name, bool layerwise) {
   Samples& samples = samples_[name];
   for (int32_t call_idx = 0; call_idx < num_calls(); ++call_idx) {
-    const std::vector<LayerRows> layers = LayersAt(result_->bytes(), call_idx);
+    const std::vector<LayerRows> layers = LayersAt(ResultOf(path), call_idx);
     const absl::Time start = absl::Now();
     absl::Duration first_layer;
     GetOptions get;
@@ -329,8 +351,7 @@ absl::Status PathBench::GetAll(const PathCase& path, const std::string& name, bo
   return absl::OkStatus();
 }
 
-absl::Status PathBench::Check(std::string_view what) {
-  const absl::Span<std::byte> result = result_->bytes();
+absl::Status PathBench::Check(std::string_view what, absl::Span<std::byte> result) {
   if (std::memcmp(result.data(), source_->bytes().data(), result.size()) != 0) {
     return absl::DataLossError(absl::StrCat(ToAbsl(what), " gave other bytes than the source"));
   }
@@ -379,14 +400,26 @@ absl::Status PathBench::PlainSockets() {
                                  [&] { return peer->Send(source_->bytes()); }));
     KVSTOW_RETURN_IF_ERROR(Timed(absl::StrCat("socket/", name, "/get"), peer->pid(),
                                  [&] { return peer->Receive(result_->bytes()); }));
-    KVSTOW_RETURN_IF_ERROR(Check("the plain socket"));
+    KVSTOW_RETURN_IF_ERROR(Check("the plain socket", result_->bytes()));
   }
   return absl::OkStatus();
 }
 
 absl::Status PathBench::GetAndCheck(const PathCase& path, const std::string& name, bool layerwise) {
   KVSTOW_RETURN_IF_ERROR(Timed(name, server_pid_, [&] { return GetAll(path, name, layerwise); }));
-  return path.preset == "lossless" ? Check(path.name) : CheckDecoded(path);
+  return path.preset == "lossless" ? Check(path.name, ResultOf(path)) : CheckDecoded(path);
+}
+
+// That it is what was measured.
+absl::Status PathBench::CheckPath(const PathCase& path) const {
+  if (path.result != nullptr) {
+    if (path.source->is_in_place() && path.result->is_in_place()) return absl::OkStatus();
+    return absl::FailedPreconditionError("the service is gone from the windows");
+  }
+  const std::string taken = path.kv->ExplainPath();
+  if (path.path == PathKind::kGrpc || taken == PathName(path.path)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("path ", ToAbsl(PathName(path.path)), " cannot be had: ", taken));
 }
 
 absl::Status PathBench::PutAndGet(const PathCase& path, int round_idx) {
@@ -396,11 +429,7 @@ absl::Status PathBench::PutAndGet(const PathCase& path, int round_idx) {
   if (options_.layerwise) {
     KVSTOW_RETURN_IF_ERROR(GetAndCheck(path, path.name + "/layers/get", /*layerwise=*/true));
   }
-  const std::string taken = path.kv->ExplainPath();
-  if (path.path != PathKind::kGrpc && taken != PathName(path.path)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("path ", ToAbsl(PathName(path.path)), " cannot be had: ", taken));
-  }
+  KVSTOW_RETURN_IF_ERROR(CheckPath(path));
   for (const std::vector<BlockKey>& keys : keys_) {
     const absl::StatusOr<int64_t> num_deleted = path.kv->Delete(keys);
     if (!num_deleted.ok()) return service_.Explain(num_deleted.status());
@@ -413,7 +442,7 @@ absl::Status PathBench::Round(int round_idx) {
     std::memcpy(result_->bytes().data(), source_->bytes().data(), options_.total_bytes);
     return absl::OkStatus();
   }));
-  KVSTOW_RETURN_IF_ERROR(Check("memcpy"));
+  KVSTOW_RETURN_IF_ERROR(Check("memcpy", result_->bytes()));
   if (has_wire()) {
     samples_["wire"].gb_per_s.push_back(options_.wire_bytes_per_s / 1e9);
     samples_["wire"].has_cpu = false;

@@ -10,6 +10,11 @@
 #include "proto/convert.h"
 
 namespace kvstow {
+
+absl::Status ChecksumDiffers(int32_t plane_idx) {
+  return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": its checksum differs"));
+}
+
 // Codecs are smaller than the rows or a few bytes larger; those with a calibration are smaller.
 int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> planes) {
   int64_t bytes = 0;
@@ -27,12 +32,12 @@ int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> plane
 
 BlockReceiver::BlockReceiver(const Model& model, CalibrationCache& calibrations,
                              absl::Span<const int32_t> planes, absl::Span<const BlockKey> keys,
-                             size_t first_block)
+                             absl::Span<const int32_t> places)
     : model_(model),
       calibrations_(calibrations),
       planes_(planes),
       keys_(keys),
-      first_block_(static_cast<int64_t>(first_block)),
+      places_(places),
       statuses_(keys.size()),
       memory_bytes_(MaxBlockBytes(*model.layout, planes)) {
   memory_.reset(new std::byte[memory_bytes_]);
@@ -40,7 +45,7 @@ BlockReceiver::BlockReceiver(const Model& model, CalibrationCache& calibrations,
 
 void BlockReceiver::End(absl::StatusCode code, const std::string& why) {
   statuses_[block_idx_] =
-      absl::Status(code, absl::StrCat("block ", first_block_ + block_idx_, ": ", why));
+      absl::Status(code, absl::StrCat("block ", places_[block_idx_], ": ", why));
   progress_ = Progress::kDone;
 }
 
@@ -96,7 +101,7 @@ void BlockReceiver::StartBlock(int64_t block_idx) {
   ++num_answered_;
   progress_ = Progress::kNone;
   used_bytes_ = 0;
-  block_.block_idx = static_cast<int32_t>(first_block_ + block_idx_);
+  block_.block_idx = places_[block_idx_];
   block_.units.clear();
   block_.calibration.reset();
   payloads_.clear();
@@ -166,6 +171,7 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
         absl::StrCat("a frame of ", num_units, " checksums, ", header.unit_bytes.size(),
                      " lengths and ", header.unit_codec.size(), " codecs at unit ", first_unit));
   }
+  if (header.is_placed) return TakePlaced(header);
   const FramePayload& payload = payloads_.emplace_back(frame);
   int64_t at = 0;  // in the payload
   for (size_t i = 0; i < num_units; ++i) {
@@ -180,21 +186,42 @@ absl::Status BlockReceiver::TakeUnits(const GetFrameHeader& header, const FrameP
     // In place where it arrived in one piece, as most do: hashed once, read again only to be
     // written.
     absl::Span<const std::byte> unit = payload.Contiguous(at, unit_bytes);
-    if (unit.empty() && unit_bytes > 0) {
+    const bool is_copy = unit.empty() && unit_bytes > 0;
+    if (is_copy) {
       const absl::Span<std::byte> copy(memory_.get() + used_bytes_, unit_bytes);
       payload.CopyTo(at, copy);
       used_bytes_ = AlignPayload(used_bytes_ + unit_bytes);
       unit = copy;
     }
-    if (Xxh3(unit) != header.unit_xxh3[i]) {
-      return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": its checksum differs"));
-    }
-    block_.units.push_back({.codec = codec, .xxh3 = header.unit_xxh3[i], .bytes = unit});
+    const uint64_t xxh3 = header.unit_xxh3[i];
+    const bool is_checked = is_copy || !payload.is_shared();
+    if (is_checked && Xxh3(unit) != xxh3) return ChecksumDiffers(plane_idx);
+    block_.units.push_back({.codec = codec, .xxh3 = xxh3, .is_checked = is_checked, .bytes = unit});
     at += unit_bytes;
   }
   if (payload.size() > AlignPayload(at)) {
     return absl::DataLossError(
         absl::StrCat(payload.size() - at, " bytes follow the frame's last unit"));
+  }
+  return absl::OkStatus();
+}
+
+// They are where they will be read: checked there.
+absl::Status BlockReceiver::TakePlaced(const GetFrameHeader& header) {
+  for (size_t i = 0; i < header.unit_xxh3.size(); ++i) {
+    const int32_t plane_idx = static_cast<int32_t>(header.first_unit + i);
+    const uint64_t xxh3 = header.unit_xxh3[i];
+    KVSTOW_ASSIGN_OR_RETURN(const CodecId codec,
+                            CheckUnit(plane_idx, header.unit_codec[i], header.unit_bytes[i]));
+    if (placed_ == nullptr || codec != CodecId::kRaw) {
+      return absl::DataLossError(absl::StrCat("unit ", plane_idx, ": placed, but nowhere"));
+    }
+    const size_t bytes = header.unit_bytes[i];
+    const uint64_t offset = placed_->OffsetOf(block_.units.size(), block_idx_, bytes);
+    const absl::Span<const std::byte> unit = placed_->memory.subspan(offset, bytes);
+    if (Xxh3(unit) != xxh3) return ChecksumDiffers(plane_idx);
+    block_.units.push_back({.codec = codec, .xxh3 = xxh3, .bytes = unit});
+    received_bytes_ += static_cast<int64_t>(bytes);
   }
   return absl::OkStatus();
 }

@@ -3,7 +3,8 @@
 //
 // A block is complete when every unit that is wanted is there and fits: key, fingerprint, order,
 // codec, length and XXH3. Only then is it handed on; until then, and for ever where something is
-// wrong, nothing of it is seen. Holds one block.
+// wrong, nothing of it is seen. Units in memory that another process may change are handed on
+// without the last of these checks: who reads them checks what was read. Holds one block.
 //
 // Thread safety: none.
 #pragma once
@@ -28,6 +29,7 @@ struct ReceivedBlock {
   struct Unit {
     CodecId codec = CodecId::kRaw;
     uint64_t xxh3 = 0;
+    bool is_checked = true;  // false: `xxh3` is what the bytes should have
     absl::Span<const std::byte> bytes;
   };
   int32_t block_idx = 0;
@@ -35,21 +37,40 @@ struct ReceivedBlock {
   std::shared_ptr<const Calibration> calibration;  // that the units need; null: none
 };
 
+// What a check finds wrong: kDataLoss.
+absl::Status ChecksumDiffers(int32_t plane_idx);
+
+// Where a service that writes raw units in place has them.
+struct PlacedUnits {
+  absl::Span<std::byte> memory;   // the window
+  std::vector<uint64_t> offsets;  // in the window, of each plane of the first block
+
+  uint64_t OffsetOf(size_t plane, int64_t block_idx, int64_t unit_bytes) const {
+    return offsets[plane] + static_cast<uint64_t>(block_idx * unit_bytes);
+  }
+};
+
 // Bytes of these units of a block at most, each aligned as in a payload.
 int64_t MaxBlockBytes(const BlockLayout& layout, absl::Span<const int32_t> planes);
 
 class BlockReceiver {
  public:
-  // Block i of the frames is block `first_block + i` of what the caller asked for, and is called
-  // so. `planes`: those that were asked for, ascending; must outlive this.
+  // Block i of the frames is block `places[i]` of what the caller asked for, and is called so.
+  // `planes`: those that were asked for, ascending. All three must outlive this.
   BlockReceiver(const Model& model, CalibrationCache& calibrations,
                 absl::Span<const int32_t> planes, absl::Span<const BlockKey> keys,
-                size_t first_block);
+                absl::Span<const int32_t> places);
+
+  // Raw units may be there, those of all blocks within the memory. Must outlive this.
+  void ExpectPlaced(const PlacedUnits* placed) { placed_ = placed; }
 
   // Takes the next frame. Returns the block that it completes, valid until the next call, or null.
   // An error is one of the stream: what comes after it has no meaning.
   absl::StatusOr<const ReceivedBlock*> OnFrame(const GetFrameHeader& header,
                                                const FramePayload& payload);
+
+  // The block that was handed on last did not stand its reader's check.
+  void Refuse(const absl::Status& why) { EndCorrupt(std::string(why.message())); }
 
   // No more frames: blocks without an end get `status`, or kDataLoss where that is OK.
   void OnEnd(const absl::Status& status);
@@ -73,6 +94,7 @@ class BlockReceiver {
   // May ask the service for it. kNotFound: it has none of that name.
   absl::Status FindCalibration(const GetFrameHeader& header);
   absl::Status TakeUnits(const GetFrameHeader& header, const FramePayload& frame);
+  absl::Status TakePlaced(const GetFrameHeader& header);
   absl::StatusOr<CodecId> CheckUnit(int32_t plane_idx, uint32_t codec, uint32_t unit_bytes) const;
   void End(absl::StatusCode code, const std::string& why);
   void EndCorrupt(const std::string& why);
@@ -81,12 +103,14 @@ class BlockReceiver {
   CalibrationCache& calibrations_;
   const absl::Span<const int32_t> planes_;
   const absl::Span<const BlockKey> keys_;
-  const int64_t first_block_;
+  const absl::Span<const int32_t> places_;
   std::vector<absl::Status> statuses_;
   std::vector<BlockKey> corrupt_;
   int64_t num_answered_ = 0;
   int64_t num_finished_ = 0;  // when the stream ended
   int64_t received_bytes_ = 0;
+
+  const PlacedUnits* placed_ = nullptr;
 
   // The block in progress.
   int64_t block_idx_ = -1;

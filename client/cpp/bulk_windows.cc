@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,7 @@ struct BulkArea::Open {
   CondVar freed;
   std::array<bool, BulkWindows::kNumAreas> is_taken ABSL_GUARDED_BY(mutex) = {};
   bool is_abandoned ABSL_GUARDED_BY(mutex) = false;
+  bool was_written ABSL_GUARDED_BY(mutex) = false;  // when it was abandoned
 
   // -1: none is free in time.
   int TakeFree(absl::Duration patience) {
@@ -72,6 +74,53 @@ void BulkArea::Abandon() {
   open_->freed.SignalAll();
 }
 
+int64_t BulkArea::OffsetOf(absl::Span<const std::byte> bytes) const {
+  const std::less_equal<> is_not_behind;  // also of pointers into other memory
+  const bool is_inside =
+      !bytes.empty() && is_not_behind(memory_.data(), bytes.data()) &&
+      is_not_behind(bytes.data() + bytes.size(), memory_.data() + memory_.size());
+  return is_inside ? static_cast<int64_t>(window_offset_) + (bytes.data() - memory_.data()) : -1;
+}
+
+bool BulkArea::IsUsable() const { return open_->IsUsable(); }
+
+void BulkArea::AbandonWritten() {
+  Abandon();
+  MutexLock lock(&open_->mutex);
+  open_->was_written = true;
+}
+
+// The socket of the window closes when none of the service's threads run any more.
+bool BulkArea::MayBeWritten() const {
+  MutexLock lock(&open_->mutex);
+  return open_->was_written && open_->window->is_alive();
+}
+
+absl::StatusOr<std::shared_ptr<BulkArea>> BulkWindows::OpenBuffer(int64_t bytes,
+                                                                  absl::Time deadline) {
+  const std::vector<PathKind>& paths = connection_->options().paths;
+  if (std::find(paths.begin(), paths.end(), PathKind::kShm) == paths.end()) {
+    return absl::UnavailableError("KvClientOptions::paths has no shared memory");
+  }
+  constexpr PathKind kPaths[] = {PathKind::kShm};
+  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<BulkArea::Open> open,
+                          OpenOne(kPaths, {.num_areas = 1, .area_bytes = bytes}, deadline));
+  std::shared_ptr<BulkArea> buffer(new BulkArea(std::move(open), 0));
+  MutexLock lock(&mutex_);
+  std::erase_if(buffers_, [](const std::weak_ptr<BulkArea>& old) { return old.expired(); });
+  buffers_.push_back(buffer);
+  return buffer;
+}
+
+std::shared_ptr<BulkArea> BulkWindows::BufferAt(const std::byte* at) const {
+  MutexLock lock(&mutex_);
+  for (const std::weak_ptr<BulkArea>& weak : buffers_) {
+    std::shared_ptr<BulkArea> buffer = weak.lock();
+    if (buffer != nullptr && buffer->OffsetOf({at, 1}) >= 0) return buffer;
+  }
+  return nullptr;
+}
+
 std::optional<BulkArea> BulkWindows::Take(int64_t bytes, absl::Time deadline) {
   // Whole pages, so that areas share none.
   const int64_t area_bytes =
@@ -102,7 +151,8 @@ std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes, absl::T
     if (!is_usable) open_.reset();
     is_opening_ = true;
   }
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened = OpenOne(area_bytes, deadline);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> opened =
+      OpenOne(connection_->options().paths, {.area_bytes = area_bytes}, deadline);
   MutexLock lock(&mutex_);
   is_opening_ = false;
   failed_area_bytes_ = opened.ok() ? 0 : area_bytes;
@@ -116,13 +166,13 @@ std::shared_ptr<BulkArea::Open> BulkWindows::Current(int64_t area_bytes, absl::T
 
 absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind path,
                                                                       const std::string& address,
-                                                                      int64_t area_bytes,
+                                                                      const Size& size,
                                                                       absl::Time deadline) {
   const KvClientOptions& options = connection_->options();
   auto open = std::make_shared<BulkArea::Open>();
   if (path == PathKind::kShm) {
     KVSTOW_ASSIGN_OR_RETURN(open->window, OpenShmWindow({.socket_path = address,
-                                                         .bytes = kNumAreas * area_bytes,
+                                                         .bytes = size.bytes(),
                                                          .timeout = Timeout(deadline)}));
   } else {
     std::string ip = options.ucx_ip;
@@ -130,8 +180,7 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
       KVSTOW_ASSIGN_OR_RETURN(ip, LocalIpTowards(options.target));
     }
     KVSTOW_ASSIGN_OR_RETURN(
-        open->window,
-        OpenUcxWindow({.bytes = kNumAreas * area_bytes, .network = options.ucx, .ip = ip}));
+        open->window, OpenUcxWindow({.bytes = size.bytes(), .network = options.ucx, .ip = ip}));
   }
   v1::OpenChannelRequest request;
   v1::WindowOffer* offer = request.add_offers();
@@ -142,25 +191,25 @@ absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenPath(PathKind p
     return connection_->channels().OpenChannel(context, request, &response);
   }));
   open->channel = response.channel();
-  open->area_bytes = area_bytes;
+  open->area_bytes = size.area_bytes;
   return open;
 }
 
-absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(int64_t area_bytes,
-                                                                     absl::Time deadline) {
+absl::StatusOr<std::shared_ptr<BulkArea::Open>> BulkWindows::OpenOne(
+    absl::Span<const PathKind> paths, const Size& size, absl::Time deadline) {
   v1::ListPathsResponse response;
   KVSTOW_RETURN_IF_ERROR(connection_->Call(Timeout(deadline), [&](grpc::ClientContext* context) {
     return connection_->channels().ListPaths(context, v1::ListPathsRequest(), &response);
   }));
   std::string why_not;
-  for (const PathKind path : connection_->options().paths) {
+  for (const PathKind path : paths) {
     absl::Status status = absl::FailedPreconditionError("the service does not know it");
     for (const v1::PathInfo& info : response.paths()) {
       if (info.path() != PathName(path)) continue;
       status = absl::FailedPreconditionError(info.unavailable());
       if (!info.unavailable().empty()) break;
       absl::StatusOr<std::shared_ptr<BulkArea::Open>> open =
-          OpenPath(path, info.address(), area_bytes, deadline);
+          OpenPath(path, info.address(), size, deadline);
       if (open.ok()) return open;
       status = open.status();
     }

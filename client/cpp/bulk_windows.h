@@ -47,6 +47,16 @@ class BulkArea {
   // A call ended badly: the service may still write here. The window is used no more.
   void Abandon();
 
+  // --- of a buffer that is a window by itself ---
+
+  // Where `bytes` are in the window; -1: not within.
+  int64_t OffsetOf(absl::Span<const std::byte> bytes) const;
+  // The service can be told of places in it.
+  bool IsUsable() const;
+  // A call that ended badly, and whose service is still there, had the service write here.
+  void AbandonWritten();
+  bool MayBeWritten() const;
+
  private:
   friend class BulkWindows;
   struct Open;
@@ -74,15 +84,27 @@ class BulkWindows {
   // connection's clock); it is as large as it must be, and a larger one replaces it when one is
   // needed.
   std::optional<BulkArea> Take(int64_t bytes, absl::Time deadline);
+  // A window that is one area, kept by the caller; over shared memory only. As OpenShmWindow, and
+  // kUnavailable: there is no such path, the text says why.
+  absl::StatusOr<std::shared_ptr<BulkArea>> OpenBuffer(int64_t bytes, absl::Time deadline);
+  // The buffer that `at` points into, usable or not; null: none.
+  std::shared_ptr<BulkArea> BufferAt(const std::byte* at) const;
   // Which path the last transfers took, and why not a better one; for people.
   std::string Explain() const;
 
  private:
+  struct Size {
+    int num_areas = kNumAreas;
+    int64_t area_bytes = 0;
+    int64_t bytes() const { return num_areas * area_bytes; }
+  };
+
   // The first of the paths that can be had, or why the last one cannot.
-  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne(int64_t area_bytes, absl::Time deadline);
+  absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenOne(absl::Span<const PathKind> paths,
+                                                          const Size& size, absl::Time deadline);
   absl::StatusOr<std::shared_ptr<BulkArea::Open>> OpenPath(PathKind path,
                                                            const std::string& address,
-                                                           int64_t area_bytes, absl::Time deadline);
+                                                           const Size& size, absl::Time deadline);
   std::shared_ptr<BulkArea::Open> Current(int64_t area_bytes, absl::Time deadline);
   // Of the next control call.
   absl::Duration Timeout(absl::Time deadline) const;
@@ -94,6 +116,7 @@ class BulkWindows {
   int64_t failed_area_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the last attempt, until next_try_
   absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::string why_not_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<BulkArea>> buffers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvstow

@@ -154,6 +154,19 @@ absl::StatusOr<int64_t> KvClient::Delete(absl::Span<const BlockKey> keys) {
   return int64_t{response.num_deleted()};
 }
 
+absl::StatusOr<std::unique_ptr<WindowBuffer>> KvClient::NewWindowBuffer(int64_t bytes) {
+  if (bytes < 1 || bytes > kMaxWindowBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bytes: ", bytes, ", want 1 to ", kMaxWindowBytes));
+  }
+  // Not by the limit of a control call: populating takes about a second for each GiB.
+  const Connection& connection = *state_->connection;
+  const absl::Time deadline = connection.clock().Now() + connection.options().data_timeout;
+  KVSTOW_ASSIGN_OR_RETURN(std::shared_ptr<BulkArea> area,
+                          state_->windows->OpenBuffer(bytes, deadline));
+  return std::unique_ptr<WindowBuffer>(new WindowBuffer(std::move(area)));
+}
+
 std::string KvClient::ExplainPath() const { return state_->windows->Explain(); }
 
 BreakerState KvClient::breaker_state() const { return state_->connection->breaker_state(); }

@@ -9,7 +9,7 @@
 //
 // Losing the service costs latency, never correctness: every call ends by its deadline, and while
 // the breaker is open calls answer kUnavailable at once. Bytes are checked (XXH3 of every unit, key
-// and fingerprint of every block) before they reach the caller's memory; what fails is a miss.
+// and fingerprint of every block) before they count as come; what fails is a miss.
 //
 // Thread safety: all methods may be called at once. PutSession: one thread at a time.
 #pragma once
@@ -28,6 +28,7 @@
 #include "client/cpp/client_options.h"
 #include "client/cpp/conversation.h"
 #include "client/cpp/encoded_block.h"
+#include "client/cpp/window_buffer.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/codec_plan.h"
 #include "kernels/core/block_key.h"
@@ -103,9 +104,8 @@ struct GetOptions {
   HeadRange heads;
   // Not empty: layers come in order, each of all blocks before the next one, and this is called on
   // the calling thread as soon as they are there, so that the first can be used while the others
-  // are on their way. Nothing of a layer is written before all of that layer's units of the block
-  // are there and checked; but a block may fail at a later layer. Then the layers before it stay
-  // written, its status is not OK from then on, and it must be computed anew as a whole.
+  // are on their way and are written. A block may fail at a later layer: then what came of it
+  // stays written, its status is not OK from then on, and it must be computed anew as a whole.
   std::function<void(const LayersReady&)> on_layers;
 };
 
@@ -145,8 +145,9 @@ class KvClient {
                                                        const PutRequest& request);
 
   // Fills `layers` with the blocks named by `keys`: block i holds tokens
-  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched. An
-  // error: nothing came. Where the call broke off later, `blocks` says which blocks did not come.
+  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched,
+  // unless it came damaged (kDataLoss): shared memory is checked while it is copied. An error:
+  // nothing came. Where the call broke off later, `blocks` says which blocks did not come.
   absl::StatusOr<GetSummary> Get(const Model& model, absl::Span<const BlockKey> keys,
                                  absl::Span<const LayerRows> layers, int64_t first_token = 0,
                                  const GetOptions& options = {});
@@ -158,6 +159,9 @@ class KvClient {
       absl::Duration timeout = absl::InfiniteDuration());
 
   absl::StatusOr<int64_t> Delete(absl::Span<const BlockKey> keys);
+
+  // As large as asked for, 4 GiB at most. kUnavailable: no shared memory; the text says why.
+  absl::StatusOr<std::unique_ptr<WindowBuffer>> NewWindowBuffer(int64_t bytes);
 
   // The path that bytes take now: "shm", or "grpc (why not a faster one)".
   std::string ExplainPath() const;

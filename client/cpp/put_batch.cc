@@ -189,8 +189,13 @@ PutBatch::StreamResult PutBatch::SendStream(absl::Span<const PutFramePlan> frame
 PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> frames,
                                                const RowsOfLayers& rows,
                                                absl::Time deadline) const {
-  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes, deadline);
   StreamResult result;
+  if (const auto buffer = BufferOf(plan_, frames, rows); buffer != nullptr) {
+    result = SendCall(frames, rows, {.buffer = buffer.get()}, Left(deadline));
+    if (!result.status.ok() && !absl::IsResourceExhausted(result.status)) buffer->Abandon();
+    return result;
+  }
+  std::optional<BulkArea> area = plan_.client->windows->Take(kMaxFrameBytes, deadline);
   while (!frames.empty() && result.status.ok()) {
     size_t count = area.has_value() ? 0 : frames.size();
     int64_t bytes = 0;
@@ -203,8 +208,8 @@ PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> fr
       area.reset();
       continue;
     }
-    result.Add(SendCall(frames.subspan(0, count), rows, area.has_value() ? &*area : nullptr,
-                        Left(deadline)));
+    const PutPlace place{.area = area.has_value() ? &*area : nullptr};
+    result.Add(SendCall(frames.subspan(0, count), rows, place, Left(deadline)));
     frames.remove_prefix(count);
   }
   if (area.has_value() && !result.status.ok()) area->Abandon();
@@ -212,10 +217,10 @@ PutBatch::StreamResult PutBatch::TrySendStream(absl::Span<const PutFramePlan> fr
 }
 
 PutBatch::StreamResult PutBatch::SendCall(absl::Span<const PutFramePlan> frames,
-                                          const RowsOfLayers& rows, const BulkArea* area,
+                                          const RowsOfLayers& rows, const PutPlace& place,
                                           absl::Duration timeout) const {
   Connection& connection = *plan_.client->connection;
-  PutFrameMaker maker(plan_, rows, area);
+  PutFrameMaker maker(plan_, rows, place);
   RawStream stream(connection.NextDataStub(), {.method = kPutMethod, .timeout = timeout});
   for (const PutFramePlan& frame : frames) {
     if (!stream.Write(maker.Make(frame))) break;
@@ -226,14 +231,14 @@ PutBatch::StreamResult PutBatch::SendCall(absl::Span<const PutFramePlan> frames,
   StreamResult result{.status = connection.WithTarget(stream.Finish(), timeout)};
   result.longest_wait = stream.longest_wait();
   result.sent_bytes = maker.payload_bytes();
-  result.used_window = area != nullptr;
+  result.used_window = place.has_window();
   if (!result.status.ok() || !has_response) return result;
   v1::PutResponse message;
   result.status = FromByteBuffer(response, "PutResponse", message);
   for (const v1::PutResult& ticket : message.results()) {
     const absl::Status answer = FromItemStatus(ticket.status());
     // The service answered: what it could not reach is the window.
-    if (area != nullptr && absl::IsUnavailable(answer)) result.status.Update(answer);
+    if (place.has_window() && absl::IsUnavailable(answer)) result.status.Update(answer);
     result.tickets[ticket.ticket()].Update(answer);
   }
   return result;

@@ -72,7 +72,7 @@ class PutBatch {
   StreamResult TrySendStream(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
                              absl::Time deadline) const;
   StreamResult SendCall(absl::Span<const PutFramePlan> frames, const RowsOfLayers& rows,
-                        const BulkArea* area, absl::Duration timeout) const;
+                        const PutPlace& place, absl::Duration timeout) const;
   int NumStreamsOf(absl::Span<const PutFramePlan> frames) const;
   void DropFailedTickets();
   absl::Status SealSome(absl::Span<const PutTicket> tickets, absl::Time deadline);

@@ -12,8 +12,8 @@
 namespace kvstow {
 namespace {
 
-// Room for the header of a frame of kMaxUnitsPerFrame units: 8 bytes of checksum, at most 4 of
-// length and 2 of codec each, stay below kMaxFrameHeaderBytes.
+// Room for the header of a frame of kMaxUnitsPerFrame units: 8 bytes of checksum, and at most 4 of
+// length and 2 of codec, or 8 of an offset, each, stay below kMaxFrameHeaderBytes.
 constexpr int32_t kMaxUnitsPerFrame = 4000;
 constexpr int64_t kMaxPayloadBytes = kMaxFrameBytes - kMaxFrameHeaderBytes;
 
@@ -30,7 +30,34 @@ int64_t UnitBytesMax(const PutPlan& plan, const PutTicket& ticket, const PlaneIn
   return AlignPayload(std::max(plane.row_bytes, PlannedBytes(plan, ticket, plane)));
 }
 
+// A plane of a ticket's block where it stands in row form; empty: its rows are apart.
+absl::Span<const std::byte> RowsInPlace(const PutPlan& plan, const RowsOfLayers& rows,
+                                        const PutTicket& ticket, int32_t plane_idx) {
+  const BlockLayout& layout = *plan.model.layout;
+  const int32_t layer_idx = layout.plane(plane_idx).layer_idx;
+  const RowsView view =
+      ViewOfPlane(layout, plane_idx, plan.heads, rows.rows[layer_idx - rows.first_layer]);
+  return PlaneInPlace(layout, plane_idx, view,
+                      int64_t{ticket.block_idx} * layout.tokens_per_block());
+}
+
 }  // namespace
+
+std::shared_ptr<BulkArea> BufferOf(const PutPlan& plan, absl::Span<const PutFramePlan> frames,
+                                   const RowsOfLayers& rows) {
+  if (plan.compress_at != CompressAt::kService) return nullptr;
+  const PutFramePlan& first = frames[0];
+  std::shared_ptr<BulkArea> buffer = plan.client->windows->BufferAt(
+      RowsInPlace(plan, rows, first.ticket, first.first_plane).data());
+  if (buffer == nullptr || !buffer->IsUsable()) return nullptr;
+  for (const PutFramePlan& frame : frames) {
+    for (int32_t i = 0; i < frame.num_planes; ++i) {
+      const auto plane = RowsInPlace(plan, rows, frame.ticket, frame.first_plane + i);
+      if (buffer->OffsetOf(plane) < 0) return nullptr;
+    }
+  }
+  return buffer;
+}
 
 std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ticket,
                                         const RowsOfLayers& rows) {
@@ -119,16 +146,29 @@ int64_t PutFrameMaker::WriteUnits(const PutFramePlan& frame, std::byte* payload,
   return used_bytes;
 }
 
+grpc::ByteBuffer PutFrameMaker::MakeInPlace(const PutFramePlan& frame, PutFrameHeader header) {
+  header.channel = place_.buffer->channel();
+  for (int32_t i = 0; i < frame.num_planes; ++i) {
+    const auto plane = RowsInPlace(plan_, rows_, frame.ticket, frame.first_plane + i);
+    header.unit_xxh3.push_back(Xxh3(plane));
+    header.unit_offset.push_back(static_cast<uint64_t>(place_.buffer->OffsetOf(plane)));
+    header.window_bytes += plane.size();
+  }
+  payload_bytes_ += static_cast<int64_t>(header.window_bytes);
+  return BuildFrame(header, {});
+}
+
 grpc::ByteBuffer PutFrameMaker::Make(const PutFramePlan& frame) {
   PutFrameHeader header{.ticket = frame.ticket.id,
                         .first_unit = static_cast<uint32_t>(frame.first_plane)};
+  if (place_.buffer != nullptr) return MakeInPlace(frame, std::move(header));
   const int64_t max_bytes = MaxPayloadBytes(plan_, frame);
-  if (area_ != nullptr) {
-    const absl::Span<std::byte> memory = area_->memory();
+  if (place_.area != nullptr) {
+    const absl::Span<std::byte> memory = place_.area->memory();
     KVSTOW_CHECK(max_bytes <= static_cast<int64_t>(memory.size()) - area_used_bytes_);
     const int64_t bytes = WriteUnits(frame, memory.data() + area_used_bytes_, header);
-    header.channel = area_->channel();
-    header.window_offset = area_->window_offset() + static_cast<uint64_t>(area_used_bytes_);
+    header.channel = place_.area->channel();
+    header.window_offset = place_.area->window_offset() + static_cast<uint64_t>(area_used_bytes_);
     header.window_bytes = static_cast<uint64_t>(bytes);
     area_used_bytes_ += AlignPayload(bytes);
     payload_bytes_ += bytes;

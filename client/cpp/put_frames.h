@@ -85,13 +85,23 @@ std::vector<PutFramePlan> PlanPutFrames(const PutPlan& plan, const PutTicket& ti
 // Bytes that a frame's payload has at most.
 int64_t MaxPayloadBytes(const PutPlan& plan, const PutFramePlan& frame);
 
-// Thread safety: none; one for each stream. `plan`, the rows and `area` must outlive it.
+// Where the payloads of frames are; all null: in the messages.
+struct PutPlace {
+  const BulkArea* area = nullptr;    // written there, one after the other; the caller sees they fit
+  const BulkArea* buffer = nullptr;  // the rows are in it, and go as they stand: see BufferOf
+
+  bool has_window() const { return area != nullptr || buffer != nullptr; }
+};
+
+// The planes of these frames go over the wire as they stand in a usable buffer; null: they do not.
+std::shared_ptr<BulkArea> BufferOf(const PutPlan& plan, absl::Span<const PutFramePlan> frames,
+                                   const RowsOfLayers& rows);
+
+// Thread safety: none; one for each stream. `plan`, the rows and `place` must outlive it.
 class PutFrameMaker {
  public:
-  // With an area payloads are written there, one after the other, and frames say where; the caller
-  // sees that they fit. Null: they go in the messages.
-  PutFrameMaker(const PutPlan& plan, const RowsOfLayers& rows, const BulkArea* area)
-      : plan_(plan), rows_(rows), area_(area) {}
+  PutFrameMaker(const PutPlan& plan, const RowsOfLayers& rows, const PutPlace& place)
+      : plan_(plan), rows_(rows), place_(place) {}
 
   // Reads the rows once: gathered or encoded into place, hashed while they are in cache.
   grpc::ByteBuffer Make(const PutFramePlan& frame);
@@ -103,12 +113,13 @@ class PutFrameMaker {
     int64_t bytes = 0;
   };
   Unit WriteUnit(const PutTicket& ticket, int32_t plane_idx, std::byte* out);
+  grpc::ByteBuffer MakeInPlace(const PutFramePlan& frame, PutFrameHeader header);
   // All units of the frame to `payload`; returns its bytes.
   int64_t WriteUnits(const PutFramePlan& frame, std::byte* payload, PutFrameHeader& header);
 
   const PutPlan& plan_;
   const RowsOfLayers rows_;
-  const BulkArea* const area_;
+  const PutPlace place_;
   int64_t area_used_bytes_ = 0;
   std::vector<std::byte> scratch_;  // one plane
   int64_t payload_bytes_ = 0;

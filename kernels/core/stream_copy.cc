@@ -15,8 +15,8 @@ namespace {
 constexpr size_t kLineBytes = 64;
 // Below this the odd ends are a good part of the copy.
 constexpr size_t kStreamBytesMin = 2048;
-// Fits the first-level cache beside what is read.
-constexpr size_t kPieceBytes = 4096;
+// Fits the second-level cache beside what is read.
+constexpr size_t kHotBytes = size_t{256} << 10;
 
 // `to` starts a line; whole lines. Every x86-64 has these stores, and wider ones gain nothing;
 // other machines copy as usual.
@@ -67,20 +67,17 @@ void StreamCopy(absl::Span<const std::byte> from, std::byte* to) {
   FlushStream();
 }
 
-uint64_t StreamCopyHashed(absl::Span<const std::byte> from, std::byte* to) {
-  if (from.size() < kStreamBytesMin) {
-    CopyUnflushed(from, to);
+uint64_t CopyHashed(absl::Span<const std::byte> from, std::byte* to) {
+  if (from.size() <= kHotBytes) {
+    if (!from.empty()) std::memcpy(to, from.data(), from.size());
     return Xxh3({to, from.size()});
   }
-  alignas(kLineBytes) std::byte piece[kPieceBytes];
   Xxh3Stream hash;
-  for (size_t at = 0; at < from.size(); at += kPieceBytes) {
-    const size_t bytes = std::min(kPieceBytes, from.size() - at);
-    std::memcpy(piece, from.data() + at, bytes);
-    hash.Add({piece, bytes});
-    CopyUnflushed({piece, bytes}, to + at);
+  for (size_t at = 0; at < from.size(); at += kHotBytes) {
+    const size_t bytes = std::min(kHotBytes, from.size() - at);
+    std::memcpy(to + at, from.data() + at, bytes);
+    hash.Add({to + at, bytes});
   }
-  FlushStream();
   return hash.Value();
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "kernels/core/block_layout.h"
 
 namespace kvstow {
@@ -15,6 +16,11 @@ struct RowsView {
   int64_t token_stride_bytes = 0;
   int64_t head_stride_bytes = 0;
 };
+
+// The rows of tokens [first_token, first_token + tokens_per_block) of one head where they stand one
+// after the other, which is row form in place; else empty.
+absl::Span<std::byte> PlaneInPlace(const BlockLayout& layout, int32_t plane_idx,
+                                   const RowsView& rows, int64_t first_token);
 
 // Copies the rows of tokens [first_token, first_token + tokens_per_block) of one head into `plane`
 // (row form, layout.plane(plane_idx).row_bytes bytes).

@@ -294,7 +294,7 @@ TEST_F(CliService, BenchVerifiesBytesAndReportsEachPathBesideItsCeiling) {
     testing::ChildProcess bench(words);
     ASSERT_EQ(bench.WaitForExit(absl::Seconds(120)), 0) << bench.output();
     const std::vector<Json> lines = Result{0, bench.output(), ""}.lines();
-    ASSERT_EQ(lines.size(), 13u) << bench.output();
+    ASSERT_EQ(lines.size(), 15u) << bench.output();
     EXPECT_EQ(lines[0]["case"], "memcpy");
     const auto expect_line = [&](int i, const std::string& name, const std::string& ceiling) {
       EXPECT_EQ(lines[i]["case"], name);
@@ -305,10 +305,12 @@ TEST_F(CliService, BenchVerifiesBytesAndReportsEachPathBesideItsCeiling) {
     };
     expect_line(5, "shm/put", "memcpy");
     expect_line(6, "shm/get", "memcpy");
-    expect_line(7, "shm/safe/put", "memcpy");
-    expect_line(9, "grpc/put", "socket/unix/put");
-    expect_line(10, "grpc/get", "socket/unix/get");
-    expect_line(12, "grpc/safe/get", "socket/unix/get");
+    expect_line(7, "shm/copy/put", "memcpy");
+    expect_line(8, "shm/copy/get", "memcpy");
+    expect_line(9, "shm/safe/put", "memcpy");
+    expect_line(11, "grpc/put", "socket/unix/put");
+    expect_line(12, "grpc/get", "socket/unix/get");
+    expect_line(14, "grpc/safe/get", "socket/unix/get");
   }
   EXPECT_EQ(Kvstow({"stat", "--json"}).lines()[0]["blocks"], 0);  // it cleans up
 }

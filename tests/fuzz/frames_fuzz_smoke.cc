@@ -29,7 +29,9 @@ bool IsSame(const PutFrameHeader& header, const v1::PutFrame& frame) {
          header.unit_bytes ==
              std::vector<uint32_t>(frame.unit_bytes().begin(), frame.unit_bytes().end()) &&
          header.unit_codec ==
-             std::vector<uint32_t>(frame.unit_codec().begin(), frame.unit_codec().end());
+             std::vector<uint32_t>(frame.unit_codec().begin(), frame.unit_codec().end()) &&
+         header.unit_offset ==
+             std::vector<uint64_t>(frame.unit_offset().begin(), frame.unit_offset().end());
 }
 
 bool IsSame(const GetFrameHeader& header, const v1::GetFrame& frame) {
@@ -37,7 +39,7 @@ bool IsSame(const GetFrameHeader& header, const v1::GetFrame& frame) {
          header.first_unit == frame.first_unit() && header.key == frame.key() &&
          header.fingerprint == frame.fingerprint() && header.num_units == frame.num_units() &&
          header.num_tokens == frame.num_tokens() && header.window_offset == frame.window_offset() &&
-         header.window_bytes == frame.window_bytes() &&
+         header.window_bytes == frame.window_bytes() && header.is_placed == frame.is_placed() &&
          header.unit_xxh3 ==
              std::vector<uint64_t>(frame.unit_xxh3().begin(), frame.unit_xxh3().end()) &&
          header.unit_bytes ==

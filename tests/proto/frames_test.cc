@@ -67,6 +67,7 @@ PutFrameHeader RandomPut(Rng& rng) {
   header.channel = RandomNumber(rng);
   header.window_offset = RandomNumber(rng);
   header.window_bytes = RandomNumber(rng);
+  if (rng.Below(2) == 0) header.unit_offset = header.unit_xxh3;
   return header;
 }
 
@@ -87,6 +88,7 @@ GetFrameHeader RandomGet(Rng& rng) {
   header.window_offset = RandomNumber(rng);
   header.window_bytes = RandomNumber(rng);
   header.calibration_id = RandomBytes(rng, rng.Below(2) * 32);
+  header.is_placed = rng.Below(2) == 0;
   return header;
 }
 
@@ -100,6 +102,7 @@ v1::PutFrame MessageOf(const PutFrameHeader& header, const std::string& payload)
   frame.set_channel(header.channel);
   frame.set_window_offset(header.window_offset);
   frame.set_window_bytes(header.window_bytes);
+  frame.mutable_unit_offset()->Assign(header.unit_offset.begin(), header.unit_offset.end());
   frame.set_payload(payload);
   return frame;
 }
@@ -119,6 +122,7 @@ v1::GetFrame MessageOf(const GetFrameHeader& header, const std::string& payload)
   frame.set_window_offset(header.window_offset);
   frame.set_window_bytes(header.window_bytes);
   frame.set_calibration_id(header.calibration_id);
+  frame.set_is_placed(header.is_placed);
   frame.set_payload(payload);
   return frame;
 }
@@ -311,6 +315,10 @@ INSTANTIATE_TEST_SUITE_P(
                 .SerializeAsString(),
             "frame: 2 checksums, 1 lengths and 1 codecs, want as many of each (rows: checksums "
             "only)"},
+        BadBytes{"UnequalOffsets",
+                 MessageOf(PutFrameHeader{.unit_xxh3 = {1, 2}, .unit_offset = {3}}, "")
+                     .SerializeAsString(),
+                 "frame: 2 checksums and 1 offsets, want as many of each or no offsets"},
         BadBytes{
             "NoCodecs",
             MessageOf(PutFrameHeader{.unit_xxh3 = {1}, .unit_bytes = {3}}, "").SerializeAsString(),

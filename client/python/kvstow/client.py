@@ -217,12 +217,25 @@ class Client:
         """Fills `layers` with the blocks named by `keys`.
 
         layers: writable arrays (k, v) per layer, as of put; block i goes to rows [first_token +
-            i * tokens_per_block, ...). A block that misses leaves its rows untouched.
+            i * tokens_per_block, ...). A block that misses leaves its rows untouched, unless it came
+            damaged through shared memory.
 
         Raises where nothing at all came; a miss is no error, see GetResult.blocks."""
         raw = self._native.get(model._native, pack_keys(keys), layers, first_token)
         raw["blocks"] = [_error_of(status) for status in raw["blocks"]]
         return GetResult(**raw)
+
+    def window_buffer(self, num_bytes: int):
+        """Memory that put and get leave KV in, without a copy here: the service reads and writes it.
+
+        numpy.frombuffer(buffer, dtype) and the like make arrays of it, which keep it. In place are
+        planes whose rows stand one after the other: [heads, tokens, dim] in memory, given as
+        array.transpose(1, 0, 2); all else is copied as ever. `is_in_place` turns False when the
+        service is gone or a call ended badly: then make another one. After a get that timed out
+        further ones into it raise FailedPreconditionError, as the service may still write there.
+
+        Raises UnavailableError where there is no shared memory."""
+        return self._native.window_buffer(int(num_bytes))
 
     def delete(self, keys: Union[Key, Sequence[Key]]) -> int:
         """Forgets blocks; returns how many there were."""

@@ -87,6 +87,14 @@ PYBIND11_MODULE(_kvstow, m) {
       .def("put_layer", &NativeSession::PutLayer)
       .def("finish", &NativeSession::Finish)
       .def("abort", &NativeSession::Abort);
+  // An array over it keeps it.
+  py::class_<WindowBuffer, std::shared_ptr<WindowBuffer>>(m, "WindowBuffer", py::buffer_protocol())
+      .def_property_readonly("is_in_place", &WindowBuffer::is_in_place)
+      .def_buffer([](const WindowBuffer& buffer) {
+        const absl::Span<std::byte> memory = buffer.memory();
+        return py::buffer_info(reinterpret_cast<uint8_t*>(memory.data()),
+                               static_cast<py::ssize_t>(memory.size()));
+      });
   py::class_<NativeClient>(m, "Client")
       .def(py::init<const py::dict&>())
       .def("close", &NativeClient::Close)
@@ -97,6 +105,7 @@ PYBIND11_MODULE(_kvstow, m) {
       .def("start_put", &NativeClient::StartPut)
       .def("get", &NativeClient::Get)
       .def("delete", &NativeClient::Delete)
+      .def("window_buffer", &NativeClient::NewWindowBuffer)
       .def("stat", &NativeClient::Stat)
       .def("ping", &NativeClient::Ping)
       .def("list_blocks", &NativeClient::ListBlocks)

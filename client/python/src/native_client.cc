@@ -287,6 +287,12 @@ int64_t NativeClient::Delete(const std::string& keys) {
       nullptr, [kv = Kv(), keys = KeysOf(keys)]() -> Result { return kv->Delete(keys); }));
 }
 
+std::shared_ptr<WindowBuffer> NativeClient::NewWindowBuffer(int64_t bytes) {
+  using Result = absl::StatusOr<std::shared_ptr<WindowBuffer>>;
+  return ValueOrRaise(Wait<Result>(
+      nullptr, [kv = Kv(), bytes]() -> Result { return kv->NewWindowBuffer(bytes); }));
+}
+
 py::dict NativeClient::Stat() {
   using Result = absl::StatusOr<ServiceStat>;
   return StatToPython(

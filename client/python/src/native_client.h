@@ -55,6 +55,7 @@ class NativeClient {
   pybind11::dict Get(const Model& model, const std::string& keys, const pybind11::object& layers,
                      int64_t first_token);
   int64_t Delete(const std::string& keys);
+  std::shared_ptr<WindowBuffer> NewWindowBuffer(int64_t bytes);
 
   pybind11::dict Stat();
   double Ping(double timeout);
