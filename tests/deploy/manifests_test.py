@@ -107,7 +107,7 @@ FAULTS = [
     ("one_user", "two", lambda d: worker(d)["securityContext"].update(runAsUser=2000)),
     ("memory_fits", "more blocks", lambda d: edit_config(d, "1000000", "10000000")),
     ("memory_fits", "a larger arena", lambda d: edit_config(d, '"8GiB"', '"9GiB"')),
-    ("memory_fits", "more in flight", lambda d: edit_config(d, '"512MiB"', '"1GiB"')),
+    ("memory_fits", "more in flight", lambda d: edit_config(d, '"448MiB"', '"1GiB"')),
     ("memory_fits", "requested less",
      lambda d: kvstow(d)["resources"]["requests"].update(memory="1Gi")),
     ("threads_fit", "default", lambda d: edit_config(d, "worker_threads: 4", "")),

@@ -13,7 +13,7 @@ from manifests import (config_bytes, config_of, config_seconds, containers_of, i
 
 RULES = []
 CANNOT_JUDGE = "cannot be judged"
-INDEX_BYTES_PER_BLOCK = 130    # README.md, Limits
+BLOCK_BYTES = 300  # index and policy: README.md, Limits
 MEMORY_SLACK_BYTES = 256 * 2**20
 DISK_SLACK = 1.15
 FLUSH_BYTES_PER_SECOND = 200e6
@@ -242,7 +242,7 @@ def one_user(documents):
 def memory_fits(documents):
     for name, _, container, settings in kvstow_pods(documents):
         need = (config_bytes(settings["dram.capacity"])
-                + INDEX_BYTES_PER_BLOCK * settings["limits.blocks"]
+                + BLOCK_BYTES * settings["limits.blocks"]
                 + config_bytes(settings["limits.bytes_in_flight"]) + MEMORY_SLACK_BYTES)
         have = quantity(container["resources"]["limits"]["memory"])
         if have < need:
