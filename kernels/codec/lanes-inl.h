@@ -7,7 +7,9 @@
 #define KVSTOW_CODEC_LANES_INL_H_
 #endif
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "hwy/highway.h"
 #include "kernels/codec/simd-inl.h"
@@ -16,6 +18,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstow {
 namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
+
+// Lanes of 32 bits, a row in each.
+using LaneD32 = hn::ScalableTag<int32_t>;
+using LaneDF = hn::RebindToFloat<LaneD32>;
+using LaneV32 = hn::Vec<LaneD32>;
+using LaneVF = hn::Vec<LaneDF>;
+constexpr int64_t kLaneRows = hn::MaxLanes(LaneD32());
 
 // Eight vectors of eight in each 128-bit block: rows become columns.
 template <class D>
@@ -52,8 +61,9 @@ template <class D, class V16, class V32>
 HWY_INLINE V32 MulAddPairs(D d, V16 a, V16 b, V32 sum) {
 #if HWY_TARGET == HWY_AVX3_DL
   // One instruction, which Highway does not use and for which it does not ask the compiler.
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
-  return sum;
+  V32 result;
+  asm("vpdpwssd %2, %1, %0" : "=v"(result.raw) : "v"(a.raw), "v"(b.raw), "0"(sum.raw));
+  return result;
 #elif HWY_ARCH_X86
   V32 unused = hn::Zero(d);
   return hn::ReorderWidenMulAccumulate(d, a, b, sum, unused);
@@ -65,6 +75,23 @@ HWY_INLINE V32 MulAddPairs(D d, V16 a, V16 b, V32 sum) {
   const V32 high = hn::Mul(hn::ShiftRight<16>(a32), hn::ShiftRight<16>(b32));
   return hn::Add(sum, hn::Add(low, high));
 #endif
+}
+
+// Where the codes of the rows in the lanes go: of row r to codes + r * stride.
+struct LaneCodes {
+  std::byte* codes;
+  int64_t stride;
+  int64_t num_rows;
+};
+
+// The low bytes of each lane to byte `at` of its row's codes.
+template <int kBytes>
+HWY_INLINE void ScatterWords(LaneV32 words, int64_t at, const LaneCodes& out) {
+  HWY_ALIGN int32_t lanes[kLaneRows];
+  hn::Store(words, LaneD32(), lanes);
+  for (int64_t r = 0; r < out.num_rows; ++r) {
+    std::memcpy(out.codes + r * out.stride + at, &lanes[r], kBytes);
+  }
 }
 
 #endif  // HWY_TARGET != HWY_SCALAR

@@ -10,7 +10,7 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/olm.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "kernels/codec/simd-inl.h"
+#include "kernels/codec/rotate_lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstow {
@@ -18,147 +18,209 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
-// Dims are multiples of 16.
-using D32 = hn::CappedTag<int32_t, 16>;
-using DF = hn::RebindToFloat<D32>;
-using V32 = hn::Vec<D32>;
-using VF = hn::Vec<DF>;
-constexpr int kLanes = hn::MaxLanes(D32());
-
-// The sum of lanes of 32 bits without a sign.
-HWY_INLINE int64_t SumOfLanes(V32 v) {
-  const hn::Repartition<uint64_t, D32> d64;
-  const auto pairs = hn::BitCast(d64, v);
-  const auto even = hn::And(pairs, hn::Set(d64, 0xffffffffu));
-  const auto sum = hn::Add(even, hn::ShiftRight<32>(pairs));
-  return static_cast<int64_t>(hn::GetLane(hn::SumOfLanes(d64, sum)));
+// 32 bits without a sign of each lane, added to the rows' sums.
+HWY_INLINE void AddLanes(LaneV32 v, int64_t* sums) {
+  HWY_ALIGN uint32_t lanes[kLaneRows];
+  hn::Store(v, LaneD32(), reinterpret_cast<int32_t*>(lanes));
+  for (int64_t r = 0; r < kLaneRows; ++r) sums[r] += lanes[r];
 }
 
-// Sums of |y| * level, |y| < 2^31, level < 2^7, over at most 1024 values: in two halves of |y|, so
-// that each of the lanes' sums stays below 2^31.
-struct WideSum {
-  V32 low;
-  V32 high;
+HWY_INLINE LaneV32 MagnitudeAt(const LaneRows& rows, int64_t j) {
+  return hn::Abs(hn::Load(LaneD32(), rows.y(j)));
+}
 
-  void Add(V32 magnitude_of_y, V32 level) {
-    const V32 mask = hn::Set(D32(), 0x7fff);
-    low = hn::Add(low, hn::Mul(hn::And(magnitude_of_y, mask), level));
-    high = hn::Add(high, hn::Mul(hn::ShiftRight<15>(magnitude_of_y), level));
+// How many of the thresholds the magnitude has reached.
+template <int kMagnitudes>
+HWY_INLINE LaneV32 MagnitudeIndex(LaneV32 magnitude_of_y, const LaneVF* thresholds) {
+  const LaneD32 d;
+  const LaneVF as_float = hn::ConvertTo(LaneDF(), magnitude_of_y);
+  LaneV32 index = hn::Zero(d);
+  HWY_UNROLL(7)
+  for (int k = 0; k + 1 < kMagnitudes; ++k) {
+    const auto reached = hn::RebindMask(d, hn::Ge(as_float, thresholds[k]));
+    index = hn::IfThenElse(reached, hn::Set(d, k + 1), index);
   }
-  int64_t Total() const { return SumOfLanes(low) + (SumOfLanes(high) << 15); }
+  return index;
+}
+
+// Writes the codes of all rows. `add(|y|, index)` sees every value.
+template <int kBits, class Add>
+HWY_INLINE void WriteCodes(const LaneRows& rows, int dim, const LaneVF* thresholds,
+                           const LaneCodes& out, const Add& add) {
+  const LaneD32 d;
+  constexpr int kMagnitudes = 1 << (kBits - 1);
+  constexpr int kLowBits = kBits == 3 ? 2 : kBits;
+  for (int i = 0; i < dim; i += 8) {
+    LaneV32 low = hn::Zero(d), high = hn::Zero(d);
+    for (int e = 7; e >= 0; --e) {
+      const LaneV32 v = hn::Load(d, rows.y(i + e));
+      const LaneV32 magnitude_of_y = hn::Abs(v);
+      const LaneV32 magnitude = MagnitudeIndex<kMagnitudes>(magnitude_of_y, thresholds);
+      add(magnitude_of_y, magnitude);
+      const LaneV32 index =
+          hn::Add(hn::Xor(magnitude, hn::ShiftRight<31>(v)), hn::Set(d, kMagnitudes));
+      const LaneV32 low_bits = hn::And(index, hn::Set(d, (1 << kLowBits) - 1));
+      low = hn::Or(hn::ShiftLeft<kLowBits>(low), low_bits);
+      if constexpr (kBits == 3) high = hn::Or(hn::Add(high, high), hn::ShiftRight<2>(index));
+    }
+    ScatterWords<kLowBits>(low, i * kLowBits / 8, out);
+    if constexpr (kBits == 3) ScatterWords<1>(high, dim / 4 + i / 8, out);
+  }
+}
+
+// Lloyd-Max levels: codes, and what the scales need.
+template <int kBits>
+void QuantizeOlm(const LaneRows& rows, int dim, LaneVF rms, const LaneCodes& out, OlmSums* sums) {
+  const LaneD32 d;
+  const hn::Repartition<uint8_t, LaneD32> d8;
+  const hn::Repartition<int16_t, LaneD32> d16;
+  constexpr TqTable kTable = TqTableOf(kBits);
+  HWY_ALIGN static constexpr uint8_t kLevels[16] = {
+      kTable.level[0], kTable.level[1], kTable.level[2], kTable.level[3],
+      kTable.level[4], kTable.level[5], kTable.level[6], kTable.level[7]};
+  const auto levels = hn::LoadDup128(d8, kLevels);
+  LaneVF thresholds[7];
+  for (int k = 0; k + 1 < kTable.num_magnitudes; ++k) {
+    thresholds[k] = hn::Mul(hn::Set(LaneDF(), kTable.threshold[k]), rms);
+  }
+  // |y| is at most 2^30 long and level below 2^7: in two halves of |y|, 1024
+  // products of each stay below 2^32.
+  LaneV32 low = hn::Zero(d), high = hn::Zero(d), ww = hn::Zero(d);
+  const auto add = [&](LaneV32 magnitude_of_y, LaneV32 magnitude) HWY_ATTR {
+    // Bytes with the top bit set look up 0: only the low byte of each lane
+    // becomes a level.
+    const auto at =
+        hn::BitCast(d8, hn::Or(magnitude, hn::Set(d, static_cast<int32_t>(0x80808000u))));
+    const auto level = hn::BitCast(d16, hn::TableLookupBytesOr0(levels, at));
+    // Numbers of 15 bits in 16: a pair's other one is 0.
+    const LaneV32 low_half = hn::And(magnitude_of_y, hn::Set(d, 0x7fff));
+    const LaneV32 high_half = hn::ShiftRight<15>(magnitude_of_y);
+    low = MulAddPairs(d, hn::BitCast(d16, low_half), level, low);
+    high = MulAddPairs(d, hn::BitCast(d16, high_half), level, high);
+    ww = MulAddPairs(d, level, level, ww);
+  };
+  WriteCodes<kBits>(rows, dim, thresholds, out, add);
+  int64_t yw_low[kLaneRows] = {}, yw_high[kLaneRows] = {}, sum_ww[kLaneRows] = {};
+  AddLanes(low, yw_low);
+  AddLanes(high, yw_high);
+  AddLanes(ww, sum_ww);
+  for (int64_t r = 0; r < kLaneRows; ++r) {
+    sums[r].yw = yw_low[r] + (yw_high[r] << 15);
+    sums[r].ww = sum_ww[r];
+  }
+}
+
+// The sum of n magnitudes is at most 2^25 sqrt(n dim): for so many of them
+// below 2^32.
+constexpr int ValuesPerSum(int dim) { return std::max(8, (1 << 13) / dim); }
+
+// Magnitudes from each of the steps on: their sum and number.
+struct Beyond {
+  int64_t sum[8][kLaneRows] = {};
+  int64_t count[8][kLaneRows] = {};
+  int64_t all[kLaneRows] = {};
 };
 
-int64_t SumOfSquaresImpl(const int16_t* q, int dim) {
-  const D32 d;
-  const hn::Rebind<int16_t, D32> d16;
-  int64_t sum = 0;
-  for (int i = 0; i < dim;) {
-    V32 part = hn::Zero(d);
-    const int end = std::min(dim, i + 256 * kLanes);  // 2^8 * 2^22: below 2^31
-    for (; i < end; i += kLanes) {
-      const V32 v = hn::PromoteTo(d, hn::LoadU(d16, q + i));
-      part = hn::Add(part, hn::Mul(v, v));
-    }
-    sum += SumOfLanes(part);
-  }
-  return sum;
-}
-
-// Codes of one row, one a byte, for ascending thresholds.
-template <int kMagnitudes>
-OlmSums QuantizeRow(const TqTable& table, const float* threshold, const int32_t* y, int dim,
-                    uint8_t* index) {
-  const D32 d;
-  const DF df;
-  const hn::Rebind<uint8_t, D32> d8;
-  const hn::Repartition<uint8_t, D32> d_bytes;
-  HWY_ALIGN uint8_t level_bytes[16] = {};
-  for (int k = 0; k < kMagnitudes; ++k) level_bytes[k] = static_cast<uint8_t>(table.level[k]);
-  const auto levels = hn::LoadDup128(d_bytes, level_bytes);
-  WideSum yw{hn::Zero(d), hn::Zero(d)};
-  V32 ww = hn::Zero(d);
-  for (int j = 0; j < dim; j += kLanes) {
-    const V32 v = hn::LoadU(d, y + j);
-    const V32 magnitude_of_y = hn::Abs(v);
-    const VF as_float = hn::ConvertTo(df, magnitude_of_y);
-    V32 magnitude = hn::Zero(d);
-    HWY_UNROLL(8)
-    for (int k = 0; k + 1 < kMagnitudes; ++k) {
-      const auto reached = hn::RebindMask(d, hn::Ge(as_float, hn::Set(df, threshold[k])));
-      magnitude = hn::IfThenElse(reached, hn::Set(d, k + 1), magnitude);
-    }
-    // Bytes with the top bit set look up 0: only the low byte of each lane becomes a level.
-    const auto at =
-        hn::BitCast(d_bytes, hn::Or(magnitude, hn::Set(d, static_cast<int32_t>(0x80808000u))));
-    const V32 level = hn::BitCast(d, hn::TableLookupBytesOr0(levels, at));
-    yw.Add(magnitude_of_y, level);
-    ww = hn::Add(ww, hn::Mul(level, level));
-    const V32 code = hn::Add(hn::Xor(magnitude, hn::ShiftRight<31>(v)), hn::Set(d, kMagnitudes));
-    hn::StoreU(hn::DemoteTo(d8, code), d8, index + j);
-  }
-  return {.yw = yw.Total(), .ww = SumOfLanes(ww)};
-}
-
-// So many values of a row add up to less than 2^32 in each of four lanes or more: |y| is at most
-// 2^25 sqrt(dim) long.
-constexpr int ValuesPerSum(int dim) { return dim <= 192 ? 192 : 32; }
-
-float BestStep(const int32_t* y, int dim, float rms) {
-  const D32 d;
-  const DF df;
-  float threshold[8];
-  int64_t beyond[8] = {};
-  int64_t count[8] = {};
-  int64_t all = 0;
-  for (int k = 0; k < 8; ++k) threshold[k] = kOsuSteps[k] * rms;
+void SumBeyond(const LaneRows& rows, int dim, LaneVF rms, Beyond& beyond) {
+  const LaneD32 d;
+  const LaneDF df;
+  LaneVF threshold[8];
+  for (int k = 0; k < 8; ++k) threshold[k] = hn::Mul(hn::Set(df, kOsuSteps[k]), rms);
   for (int first = 0; first < dim; first += ValuesPerSum(dim)) {
-    const int end = std::min(dim, first + ValuesPerSum(dim));
-    V32 sum[8];
-    V32 sum_of_all = hn::Zero(d);
+    LaneV32 sum[8], count[8];
+    LaneV32 all = hn::Zero(d);
     HWY_UNROLL(8)
-    for (int k = 0; k < 8; ++k) sum[k] = hn::Zero(d);
-    for (int j = first; j < end; j += kLanes) {
-      const V32 magnitude_of_y = hn::Abs(hn::LoadU(d, y + j));
-      const VF as_float = hn::ConvertTo(df, magnitude_of_y);
-      sum_of_all = hn::Add(sum_of_all, magnitude_of_y);
+    for (int k = 0; k < 8; ++k) sum[k] = count[k] = hn::Zero(d);
+    for (int j = first; j < std::min(dim, first + ValuesPerSum(dim)); ++j) {
+      const LaneV32 magnitude_of_y = MagnitudeAt(rows, j);
+      const LaneVF as_float = hn::ConvertTo(df, magnitude_of_y);
+      all = hn::Add(all, magnitude_of_y);
       HWY_UNROLL(8)
       for (int k = 0; k < 8; ++k) {
-        const auto reached = hn::RebindMask(d, hn::Ge(as_float, hn::Set(df, threshold[k])));
+        const auto reached = hn::RebindMask(d, hn::Ge(as_float, threshold[k]));
         sum[k] = hn::Add(sum[k], hn::IfThenElseZero(reached, magnitude_of_y));
-        count[k] += static_cast<int64_t>(hn::CountTrue(d, reached));
+        count[k] = hn::Sub(count[k], hn::VecFromMask(d, reached));
       }
     }
-    for (int k = 0; k < 8; ++k) beyond[k] += SumOfLanes(sum[k]);
-    all += SumOfLanes(sum_of_all);
+    AddLanes(all, beyond.all);
+    for (int k = 0; k < 8; ++k) {
+      AddLanes(sum[k], beyond.sum[k]);
+      AddLanes(count[k], beyond.count[k]);
+    }
   }
-  double best_score = -1;
-  float best = 0;
-  for (int k = 0; k < 8; ++k) {
-    // |w| is 3 from the threshold on, else 1.
-    const double score = OsuScore({.yw = all + 2 * beyond[k], .ww = dim + 8 * count[k]});
-    if (score <= best_score) continue;
-    best_score = score;
-    best = threshold[k];
-  }
-  return best;
 }
 
-OlmSums QuantizeImpl(int bits, const int32_t* y, int dim, int64_t sum_qq, uint8_t* index) {
-  const TqTable& table = OlmTableOf(bits);
-  const float rms = OlmRms(sum_qq, dim);
-  float threshold[7];
-  for (int k = 0; k + 1 < table.num_magnitudes; ++k) threshold[k] = table.threshold[k] * rms;
-  OlmSums sums;
-  if (bits == 4) {
-    sums = QuantizeRow<8>(table, threshold, y, dim, index);
-  } else if (bits == 3) {
-    sums = QuantizeRow<4>(table, threshold, y, dim, index);
-  } else {
-    threshold[0] = BestStep(y, dim, rms);
-    sums = QuantizeRow<2>(table, threshold, y, dim, index);
+// The step of largest score of each row; the first wins ties.
+void BestSteps(const Beyond& beyond, int dim, int64_t* best) {
+  const hn::ScalableTag<double> df;
+  const hn::RebindToSigned<decltype(df)> d;
+  for (int64_t r = 0; r < kLaneRows; r += static_cast<int64_t>(hn::Lanes(d))) {
+    auto best_score = hn::Set(df, -1.0);
+    auto best_step = hn::Zero(d);
+    const auto all = hn::LoadU(d, beyond.all + r);
+    for (int k = 0; k < 8; ++k) {
+      // |w| is 3 from the threshold on, else 1. The score is OsuScore's.
+      const auto sum = hn::LoadU(d, beyond.sum[k] + r);
+      const auto count = hn::LoadU(d, beyond.count[k] + r);
+      const auto yw = hn::ConvertTo(df, hn::Add(all, hn::Add(sum, sum)));
+      const auto ww = hn::ConvertTo(df, hn::Add(hn::Set(d, dim), hn::ShiftLeft<3>(count)));
+      const auto score = hn::Div(hn::Mul(yw, yw), ww);
+      const auto is_better = hn::Gt(score, best_score);
+      best_score = hn::IfThenElse(is_better, score, best_score);
+      best_step = hn::IfThenElse(hn::RebindMask(d, is_better), hn::Set(d, k), best_step);
+    }
+    hn::StoreU(best_step, d, best + r);
   }
-  sums.qq = sum_qq;
-  return sums;
+}
+
+// The best step of each row: codes, and what the scales need.
+void QuantizeOsu(const LaneRows& rows, int dim, const float* rms, const LaneCodes& out,
+                 OlmSums* sums) {
+  Beyond beyond;
+  SumBeyond(rows, dim, hn::Load(LaneDF(), rms), beyond);
+  int64_t best[kLaneRows];
+  BestSteps(beyond, dim, best);
+  HWY_ALIGN float threshold[kLaneRows];
+  for (int64_t r = 0; r < kLaneRows; ++r) {
+    const int64_t k = best[r];
+    threshold[r] = kOsuSteps[k] * rms[r];
+    sums[r].yw = beyond.all[r] + 2 * beyond.sum[k][r];
+    sums[r].ww = dim + 8 * beyond.count[k][r];
+  }
+  const LaneVF thresholds = hn::Load(LaneDF(), threshold);
+  WriteCodes<2>(rows, dim, &thresholds, out, [](LaneV32, LaneV32) HWY_ATTR {});
+}
+
+bool EncodeImpl(const OlmFormat& format, const std::byte* rows, std::byte* plane) {
+  const PlaneShape& shape = format.shape;
+  const TqLayout layout = format.layout();
+  LaneRows lanes(shape);
+  for (int64_t first = 0; first < shape.num_tokens; first += kLaneRows) {
+    const int64_t count = std::min(kLaneRows, shape.num_tokens - first);
+    if (!lanes.Load(rows, first, count)) return false;
+    const LaneCodes out{plane + layout.codes_at + first * layout.row_code_bytes,
+                        layout.row_code_bytes, count};
+    HWY_ALIGN float rms[kLaneRows];
+    for (int64_t r = 0; r < kLaneRows; ++r) rms[r] = OlmRms(lanes.sum_qq(r), shape.dim);
+    OlmSums sums[kLaneRows];
+    if (format.bits == 4) {
+      QuantizeOlm<4>(lanes, shape.dim, hn::Load(LaneDF(), rms), out, sums);
+    } else if (format.bits == 3) {
+      QuantizeOlm<3>(lanes, shape.dim, hn::Load(LaneDF(), rms), out, sums);
+    } else {
+      QuantizeOsu(lanes, shape.dim, rms, out, sums);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      sums[r].qq = lanes.sum_qq(r);
+      const bool is_zero = lanes.range(r).is_zero;
+      const uint16_t scale =
+          is_zero ? uint16_t{0} : OlmScale(format, sums[r], lanes.range(r).exponent);
+      if (scale == kF16Infinity) return false;
+      StoreU16(plane + 2 * (first + r), scale);
+      if (scale == 0) std::fill_n(out.codes + r * out.stride, out.stride, std::byte{0});
+    }
+  }
+  return true;
 }
 
 // The levels of one row's codes.
@@ -178,8 +240,7 @@ void LevelsImpl(const uint8_t* level_of_index, const uint8_t* index, int dim, in
 
 #else
 void LevelsImpl(const uint8_t*, const uint8_t*, int, int16_t*) {}
-int64_t SumOfSquaresImpl(const int16_t*, int) { return 0; }
-OlmSums QuantizeImpl(int, const int32_t*, int, int64_t, uint8_t*) { return {}; }
+bool EncodeImpl(const OlmFormat&, const std::byte*, std::byte*) { return false; }
 #endif
 
 }  // namespace
@@ -190,41 +251,17 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvstow {
 
-HWY_EXPORT(SumOfSquaresImpl);
-HWY_EXPORT(QuantizeImpl);
+HWY_EXPORT(EncodeImpl);
 HWY_EXPORT(LevelsImpl);
 
 EncodeResult EncodeOlmHighway(const OlmFormat& format, const std::byte* rows, std::byte* plane) {
-  const PlaneShape& shape = format.shape;
-  const int dim = shape.dim;
+  const int64_t num_tokens = format.shape.num_tokens;
   const TqLayout layout = format.layout();
-  std::fill(plane + 2 * int64_t{shape.num_tokens}, plane + layout.codes_at, std::byte{0});
-  std::fill(plane + layout.codes_at + shape.num_tokens * layout.row_code_bytes,
+  std::fill(plane + 2 * num_tokens, plane + layout.codes_at, std::byte{0});
+  std::fill(plane + layout.codes_at + num_tokens * layout.row_code_bytes,
             plane + layout.plane_bytes, std::byte{0});
-  RotatedBatch batch(shape);
-  std::vector<uint8_t> index(dim);
-  for (int64_t first = 0; first < shape.num_tokens; first += kRotatedRows) {
-    const int64_t count = std::min<int64_t>(kRotatedRows, shape.num_tokens - first);
-    if (!batch.Load(rows, first, count)) return EncodeResult::kKeepRaw;
-    for (int64_t r = 0; r < count; ++r) {
-      std::byte* codes = plane + layout.codes_at + (first + r) * layout.row_code_bytes;
-      uint16_t scale = 0;
-      if (!batch.range(r).is_zero) {
-        const int64_t sum_qq = HWY_DYNAMIC_DISPATCH(SumOfSquaresImpl)(batch.q(r), dim);
-        const OlmSums sums =
-            HWY_DYNAMIC_DISPATCH(QuantizeImpl)(format.bits, batch.y(r), dim, sum_qq, index.data());
-        scale = OlmScale(format, sums, batch.range(r).exponent);
-      }
-      if (scale == kF16Infinity) return EncodeResult::kKeepRaw;
-      StoreU16(plane + 2 * (first + r), scale);
-      if (scale == 0) {
-        std::fill_n(codes, layout.row_code_bytes, std::byte{0});
-      } else {
-        PackCodeRow(format.bits, dim, index.data(), codes);
-      }
-    }
-  }
-  return EncodeResult::kEncoded;
+  return HWY_DYNAMIC_DISPATCH(EncodeImpl)(format, rows, plane) ? EncodeResult::kEncoded
+                                                               : EncodeResult::kKeepRaw;
 }
 
 void DecodeOlmHighway(const OlmFormat& format, const std::byte* plane, std::byte* rows) {
@@ -250,7 +287,8 @@ void DecodeOlmHighway(const OlmFormat& format, const std::byte* plane, std::byte
         continue;
       }
       SpreadCodeRow(format.bits, dim, codes, index.data());
-      HWY_DYNAMIC_DISPATCH(LevelsImpl)(level_of_index, index.data(), dim, w.data() + r * dim);
+      HWY_DYNAMIC_DISPATCH(LevelsImpl)
+      (level_of_index, index.data(), dim, w.data() + r * dim);
     }
     RotateRows(shape.rotation->inverse_pairs(), dim, w.data(), v.data());
     for (int64_t r = 0; r < count; ++r) {

@@ -2,7 +2,6 @@
 #include "kernels/codec/oscar.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "kernels/codec/rotate_rows.h"
 
@@ -10,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/oscar.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "kernels/codec/simd-inl.h"
+#include "kernels/codec/rotate_lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstow {
@@ -18,103 +17,133 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET != HWY_SCALAR
 
-// Dims are multiples of 16.
-using D32 = hn::CappedTag<int32_t, 16>;
-using DF = hn::RebindToFloat<D32>;
-using V32 = hn::Vec<D32>;
-constexpr int kLanes = hn::MaxLanes(D32());
-
-// The value with `rank` smaller or equal ones before it, and how many are smaller. Bit by bit: the
-// largest bound with at most `rank` values below it.
-struct Ranked {
-  int value;
-  int num_below;
-};
-
-Ranked RankedValue(const int16_t* values, int dim, int rank, int lowest, int num_bits) {
-  const hn::CappedTag<int16_t, 16> d;
-  Ranked found{lowest, 0};
-  for (int bit = 1 << (num_bits - 1); bit != 0; bit >>= 1) {
-    const auto candidate = hn::Set(d, static_cast<int16_t>(found.value + bit));
-    size_t num_below = 0;
-    for (int j = 0; j < dim; j += static_cast<int>(hn::Lanes(d))) {
-      num_below += hn::CountTrue(d, hn::Lt(hn::LoadU(d, values + j), candidate));
+// The magnitude with `place` larger or equal ones before it, place < kTop.
+template <int kTop>
+HWY_INLINE LaneV32 OneOfLargest(const LaneRows& rows, int dim, int place) {
+  const LaneD32 d;
+  LaneV32 top[kTop];
+  HWY_UNROLL(12)
+  for (int k = 0; k < kTop; ++k) top[k] = hn::Zero(d);
+  for (int j = 0; j < dim; ++j) {
+    LaneV32 v = hn::Abs(hn::Load(d, rows.y(j)));
+    HWY_UNROLL(12)
+    for (int k = 0; k < kTop; ++k) {
+      const LaneV32 larger = hn::Max(top[k], v);
+      v = hn::Min(top[k], v);
+      top[k] = larger;
     }
-    if (num_below <= static_cast<size_t>(rank)) {
-      found = {found.value + bit, static_cast<int>(num_below)};
-    }
+  }
+  LaneV32 found = top[0];
+  HWY_UNROLL(12)
+  for (int k = 1; k < kTop; ++k) {
+    if (k == place) found = top[k];
   }
   return found;
 }
 
-// The same of |y|, in two halves of 16 bits: first their high halves, then the low halves of those
-// that share the one found.
-int32_t RankedMagnitude(const int32_t* y, int dim, int rank, int32_t max) {
-  const D32 d;
-  const hn::Rebind<int16_t, D32> d16;
-  int16_t high[Rotation::kMaxDim];
-  int16_t low[Rotation::kMaxDim];
-  for (int j = 0; j < dim; j += kLanes) {
-    const V32 magnitude = hn::Abs(hn::LoadU(d, y + j));
-    hn::StoreU(hn::DemoteTo(d16, hn::ShiftRight<16>(magnitude)), d16, high + j);
+// The |y| with `rank` smaller or equal ones before it, bit by bit: the largest bound with at most
+// `rank` values below it.
+LaneV32 RankedByBits(const LaneRows& rows, int dim, int rank) {
+  const LaneD32 d;
+  LaneV32 found = hn::Zero(d);
+  for (int32_t bit = 1 << 30; bit != 0; bit >>= 1) {
+    const LaneV32 candidate = hn::Add(found, hn::Set(d, bit));
+    LaneV32 num_below = hn::Zero(d);
+    for (int j = 0; j < dim; ++j) {
+      const auto is_below = hn::Lt(hn::Abs(hn::Load(d, rows.y(j))), candidate);
+      num_below = hn::Sub(num_below, hn::VecFromMask(d, is_below));
+    }
+    found = hn::IfThenElse(hn::Gt(num_below, hn::Set(d, rank)), found, candidate);
   }
-  const int num_bits = std::bit_width(static_cast<uint32_t>(max) >> 16);
-  Ranked found{0, 0};
-  if (num_bits > 0) found = RankedValue(high, dim, rank, 0, num_bits);
-  // Most often no other value shares that half.
-  const hn::CappedTag<int16_t, 16> d_half;
-  size_t num_equal = 0;
-  int32_t last_equal = 0;
-  for (int j = 0; j < dim; j += static_cast<int>(hn::Lanes(d_half))) {
-    const auto equal =
-        hn::Eq(hn::LoadU(d_half, high + j), hn::Set(d_half, static_cast<int16_t>(found.value)));
-    const intptr_t at = hn::FindFirstTrue(d_half, equal);
-    if (at >= 0) last_equal = std::abs(y[j + at]);
-    num_equal += hn::CountTrue(d_half, equal);
-  }
-  if (num_equal == 1) return last_equal;
-  for (int j = 0; j < dim; j += kLanes) {
-    const V32 magnitude = hn::Abs(hn::LoadU(d, y + j));
-    const V32 rest = hn::Sub(magnitude, hn::Set(d, found.value << 16));
-    const V32 half = hn::Sub(rest, hn::Set(d, 32768));  // below: below all; above: above all
-    hn::StoreU(hn::DemoteTo(d16, half), d16, low + j);
-  }
-  return (found.value << 16) + 32768 + RankedValue(low, dim, rank, -32768, 16).value;
+  return found;
 }
 
-OscarRange RangeImpl(const int32_t* y, int dim, int rank, int exponent) {
-  const D32 d;
-  V32 min = hn::Zero(d);
-  V32 max = hn::Zero(d);
-  for (int j = 0; j < dim; j += kLanes) {
-    const V32 v = hn::LoadU(d, y + j);
+LaneV32 RankedMagnitude(const LaneRows& rows, int dim, int rank) {
+  const int place = dim - 1 - rank;  // from the largest
+  if (place < 6) return OneOfLargest<6>(rows, dim, place);
+  if (place < 12) return OneOfLargest<12>(rows, dim, place);
+  return RankedByBits(rows, dim, rank);
+}
+
+// What the rows' codes are made of, one lane each.
+struct LaneRanges {
+  OscarRange of_row[kLaneRows];
+  HWY_ALIGN int32_t lo[kLaneRows];
+  HWY_ALIGN int32_t hi[kLaneRows];
+  HWY_ALIGN float step[kLaneRows];
+  HWY_ALIGN float zero[kLaneRows];
+};
+
+void FindRanges(const LaneRows& rows, int dim, int rank, LaneRanges& ranges) {
+  const LaneD32 d;
+  LaneV32 min = hn::Zero(d), max = hn::Zero(d);
+  for (int j = 0; j < dim; ++j) {
+    const LaneV32 v = hn::Load(d, rows.y(j));
     min = hn::Min(min, v);
     max = hn::Max(max, v);
   }
-  const int32_t lo = hn::GetLane(hn::MinOfLanes(d, min));
-  const int32_t hi = hn::GetLane(hn::MaxOfLanes(d, max));
-  const int32_t clip = RankedMagnitude(y, dim, rank, std::max(-lo, hi));
-  return OscarRangeOf(std::max(lo, -clip), std::min(hi, clip), exponent);
-}
-
-// One code a byte.
-void CodesImpl(const OscarRange& range, const int32_t* y, int dim, uint8_t* index) {
-  const D32 d;
-  const DF df;
-  const hn::Rebind<uint8_t, D32> d8;
-  for (int j = 0; j < dim; j += kLanes) {
-    const V32 v = hn::Min(hn::Max(hn::LoadU(d, y + j), hn::Set(d, range.lo)), hn::Set(d, range.hi));
-    const auto quotient = hn::Div(hn::ConvertTo(df, v), hn::Set(df, range.step));
-    const auto place =
-        hn::Add(hn::Add(quotient, hn::Set(df, range.zero_value())), hn::Set(df, 0.5f));
-    const V32 code = hn::Min(hn::Max(hn::ConvertTo(d, place), hn::Zero(d)), hn::Set(d, 3));
-    hn::StoreU(hn::DemoteTo(d8, code), d8, index + j);
+  const LaneV32 clip = RankedMagnitude(rows, dim, rank);
+  hn::Store(hn::Max(min, hn::Neg(clip)), d, ranges.lo);
+  hn::Store(hn::Min(max, clip), d, ranges.hi);
+  for (int64_t r = 0; r < kLaneRows; ++r) {
+    OscarRange range;
+    if (!rows.range(r).is_zero) {
+      range = OscarRangeOf(ranges.lo[r], ranges.hi[r], rows.range(r).exponent);
+    }
+    ranges.step[r] = range.step > 0 ? range.step : 1.0f;  // no codes are kept of other rows
+    ranges.zero[r] = range.zero_value();
+    ranges.of_row[r] = range;
   }
 }
 
+void WriteCodes(const LaneRows& rows, int dim, const LaneRanges& ranges, const LaneCodes& out) {
+  const LaneD32 d;
+  const LaneDF df;
+  const LaneV32 lo = hn::Load(d, ranges.lo), hi = hn::Load(d, ranges.hi);
+  const LaneVF step = hn::Load(df, ranges.step), zero = hn::Load(df, ranges.zero);
+  const auto code_of = [&](int j) HWY_ATTR {
+    const LaneV32 v = hn::Min(hn::Max(hn::Load(d, rows.y(j)), lo), hi);
+    const LaneVF quotient = hn::Div(hn::ConvertTo(df, v), step);
+    const LaneVF place = hn::Add(hn::Add(quotient, zero), hn::Set(df, 0.5f));
+    return hn::Min(hn::Max(hn::ConvertTo(d, place), hn::Zero(d)), hn::Set(d, 3));
+  };
+  const int quarter = dim / 4;
+  for (int i = 0; i < quarter; i += 4) {
+    LaneV32 word = hn::Zero(d);
+    for (int k = 3; k >= 0; --k) {
+      for (int q = 3; q >= 0; --q) {
+        word = hn::Or(hn::ShiftLeft<2>(word), code_of(i + k + q * quarter));
+      }
+    }
+    ScatterWords<4>(word, i, out);
+  }
+}
+
+bool EncodeImpl(const OscarFormat& format, const std::byte* rows, std::byte* plane) {
+  const PlaneShape& shape = format.shape;
+  LaneRows lanes(shape);
+  LaneRanges ranges;
+  for (int64_t first = 0; first < shape.num_tokens; first += kLaneRows) {
+    const int64_t count = std::min(kLaneRows, shape.num_tokens - first);
+    if (!lanes.Load(rows, first, count)) return false;
+    FindRanges(lanes, shape.dim, format.clip_rank(), ranges);
+    const LaneCodes out{plane + format.codes_at() + first * format.row_code_bytes(),
+                        format.row_code_bytes(), count};
+    WriteCodes(lanes, shape.dim, ranges, out);
+    for (int64_t r = 0; r < count; ++r) {
+      const OscarRange& range = ranges.of_row[r];
+      if (range.scale == kF16Infinity) return false;
+      std::byte* const head = plane + 4 * (first + r);
+      StoreU16(head, range.scale);
+      StoreU16(head + 2, range.scale == 0 ? uint16_t{0} : FloatToF16(range.zero_value()));
+      if (range.scale == 0) std::fill_n(out.codes + r * out.stride, out.stride, std::byte{0});
+    }
+  }
+  return true;
+}
+
 #else
-OscarRange RangeImpl(const int32_t*, int, int, int) { return {}; }
-void CodesImpl(const OscarRange&, const int32_t*, int, uint8_t*) {}
+bool EncodeImpl(const OscarFormat&, const std::byte*, std::byte*) { return false; }
 #endif
 
 }  // namespace
@@ -125,44 +154,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvstow {
 
-HWY_EXPORT(RangeImpl);
-HWY_EXPORT(CodesImpl);
+HWY_EXPORT(EncodeImpl);
 
 EncodeResult EncodeOscarHighway(const PlaneShape& shape, const std::byte* rows, std::byte* plane) {
   const OscarFormat format{shape};
-  const int dim = shape.dim;
-  const int quarter = dim / 4;
   std::fill(plane + 4 * int64_t{shape.num_tokens}, plane + format.codes_at(), std::byte{0});
   std::fill(plane + format.codes_at() + shape.num_tokens * format.row_code_bytes(),
             plane + format.plane_bytes(), std::byte{0});
-  RotatedBatch batch(shape);
-  std::vector<uint8_t> index(dim);
-  for (int64_t t = 0; t < shape.num_tokens; ++t) {
-    const int64_t r = t % kRotatedRows;
-    if (r == 0 && !batch.Load(rows, t, std::min<int64_t>(kRotatedRows, shape.num_tokens - t))) {
-      return EncodeResult::kKeepRaw;
-    }
-    OscarRange range;
-    if (!batch.range(r).is_zero) {
-      range = HWY_DYNAMIC_DISPATCH(RangeImpl)(batch.y(r), dim, format.clip_rank(),
-                                              batch.range(r).exponent);
-    }
-    if (range.scale == kF16Infinity) return EncodeResult::kKeepRaw;
-    StoreU16(plane + 4 * t, range.scale);
-    StoreU16(plane + 4 * t + 2, range.scale == 0 ? uint16_t{0} : FloatToF16(range.zero_value()));
-    std::byte* codes = plane + format.codes_at() + t * format.row_code_bytes();
-    if (range.scale == 0) {
-      std::fill_n(codes, quarter, std::byte{0});
-      continue;
-    }
-    HWY_DYNAMIC_DISPATCH(CodesImpl)(range, batch.y(r), dim, index.data());
-    const uint8_t* i0 = index.data();
-    for (int i = 0; i < quarter; ++i) {
-      codes[i] = static_cast<std::byte>(i0[i] | i0[i + quarter] << 2 | i0[i + 2 * quarter] << 4 |
-                                        i0[i + 3 * quarter] << 6);
-    }
-  }
-  return EncodeResult::kEncoded;
+  return HWY_DYNAMIC_DISPATCH(EncodeImpl)(format, rows, plane) ? EncodeResult::kEncoded
+                                                               : EncodeResult::kKeepRaw;
 }
 
 void DecodeOscarHighway(const PlaneShape& shape, const std::byte* plane, std::byte* rows) {

@@ -2,11 +2,7 @@
 // inputs, broadcast.
 #include "kernels/codec/rotate_rows.h"
 
-#include <algorithm>
 #include <cstring>
-
-#include "kernels/codec/rotation.h"
-#include "kernels/codec/tq.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/rotate_rows.cc"
@@ -114,21 +110,6 @@ void RotateRows(const int16_t* pairs, int dim, const int16_t* in, int32_t* out) 
 
 void ScaleRow(DType dtype, const int32_t* v, int dim, float step, std::byte* values) {
   HWY_DYNAMIC_DISPATCH(ScaleImpl)(dtype, v, dim, step, values);
-}
-
-bool RotatedBatch::Load(const std::byte* rows, int64_t first, int64_t count) {
-  const int dim = shape_.dim;
-  const int64_t row_bytes = DTypeBytes(shape_.dtype, dim);
-  std::fill(q_.begin(), q_.end(), int16_t{0});
-  for (int64_t r = 0; r < count; ++r) {
-    const std::byte* row = rows + (first + r) * row_bytes;
-    range_[r] = RangeOfValues(shape_.dtype, row, dim);
-    if (!range_[r].is_finite) return false;
-    if (range_[r].is_zero) continue;
-    ValuesToInts(shape_.dtype, row, dim, kTqRowBits - range_[r].exponent, q_.data() + r * dim);
-  }
-  RotateRows(shape_.rotation->forward_pairs(), dim, q_.data(), y_.data());
-  return true;
 }
 
 }  // namespace kvstow
