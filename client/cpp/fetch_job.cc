@@ -17,8 +17,6 @@ namespace {
 
 // The service is asked to look at a block that came damaged, but nobody waits long for it.
 constexpr absl::Duration kVerifyTimeout = absl::Seconds(1);
-// Group by group each call is short: while some begin or end, others move bytes.
-constexpr size_t kStreamsOfGroups = 4;
 // Groups that are under way behind the one that is waited for. The first one has all to itself.
 constexpr size_t kGroupsAhead = 3;
 // Signalled sooner; every stream ends by the job's deadline.
@@ -102,7 +100,9 @@ absl::StatusOr<Fetched> Fetch::Run() {
   Connection& connection = *client_.connection;
   KVSTOW_RETURN_IF_ERROR(connection.Allow());
   if (job_.on_group) {
-    const auto num_streams = static_cast<int>(std::min(pieces_.size(), kStreamsOfGroups));
+    // Group by group each call is short: while one begins or ends, another moves bytes.
+    const int num_streams =
+        std::min(static_cast<int>(pieces_.size()), connection.options().num_channels);
     RunParallel(1 + num_streams, [this](int i) { i == 0 ? Deliver() : Work(); });
   } else {
     RunParallel(static_cast<int>(pieces_.size()), [this](int) { Work(); });

@@ -289,8 +289,8 @@ int64_t NativeClient::Delete(const std::string& keys) {
 
 std::shared_ptr<WindowBuffer> NativeClient::NewWindowBuffer(int64_t bytes) {
   using Result = absl::StatusOr<std::shared_ptr<WindowBuffer>>;
-  return ValueOrRaise(Wait<Result>(
-      nullptr, [kv = Kv(), bytes]() -> Result { return kv->NewWindowBuffer(bytes); }));
+  return ValueOrRaise(
+      Wait<Result>(nullptr, [kv = Kv(), bytes]() -> Result { return kv->NewWindowBuffer(bytes); }));
 }
 
 py::dict NativeClient::Stat() {
