@@ -103,6 +103,9 @@ class Client:
             self._client.get, model, keys, layers, first_token=first_token
         )
 
+    async def window_buffer(self, num_bytes: int) -> Any:
+        return await self._threads.run(self._client.window_buffer, num_bytes)
+
     async def delete(self, keys: Union[Key, Sequence[Key]]) -> int:
         return await self._threads.run(self._client.delete, keys)
 
