@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/checksum.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/core/text.h"
 
@@ -135,6 +136,21 @@ v1::KeyContext KeyContextToProto(const KeyContext& context) {
     message.add_multimodal_digests(digest);
   }
   return message;
+}
+
+uint64_t PlaceXxh3(const v1::GetRequest& request) {
+  std::string bytes;
+  const auto add = [&bytes](auto number) {
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  };
+  add(uint64_t{request.channel()});
+  bytes.append(request.keys());
+  for (const v1::UnitRange& range : request.ranges()) {
+    add(uint32_t{range.first()});
+    add(uint32_t{range.count()});
+  }
+  for (const uint64_t place : request.unit_place()) add(place);
+  return Xxh3({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
 }
 
 absl::Status CheckNumKeys(int64_t num_keys, std::string_view field, int64_t min_keys) {

@@ -64,6 +64,8 @@ absl::Status CheckKeyContext(const KeyContext& context);
 absl::StatusOr<std::vector<BlockKey>> KeysFromBytes(std::string_view packed, std::string_view field,
                                                     int64_t min_keys);
 std::string KeysToBytes(absl::Span<const BlockKey> keys);
+// What GetRequest.place_xxh3 is to be.
+uint64_t PlaceXxh3(const v1::GetRequest& request);
 // kInvalidArgument unless min_keys <= num_keys <= kMaxKeysPerCall.
 absl::Status CheckNumKeys(int64_t num_keys, std::string_view field, int64_t min_keys);
 

@@ -159,7 +159,6 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::StoredFrame() {
 absl::StatusOr<grpc::ByteBuffer> FrameSource::PlacedFrame() {
   GetFrameHeader header = StartHeader();
   header.is_placed = true;
-  const absl::Duration left = deadline_.Left();
   uint64_t bytes = 0;
   for (uint32_t i = next_unit_; i < range_end() && IsPlaced(i); ++i) {
     const UnitEntry& entry = record_->entry(i);
@@ -168,7 +167,7 @@ absl::StatusOr<grpc::ByteBuffer> FrameSource::PlacedFrame() {
       break;
     }
     const uint64_t place = places_[num_done_ + num_units] + block_idx_ * uint64_t{entry.length};
-    window_fault_ = window_.channel->Store(place, record_->unit(i), pin_, left);
+    window_fault_ = window_.channel->Store(place, record_->unit(i), pin_, deadline_.Left());
     KVSTOW_RETURN_IF_ERROR(window_fault_);
     header.unit_xxh3.push_back(entry.xxh3);
     header.unit_bytes.push_back(entry.length);

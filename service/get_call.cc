@@ -73,6 +73,9 @@ absl::Status CheckPlaces(const v1::GetRequest& request, absl::Span<const UnitRan
   const auto count = static_cast<uint64_t>(request.unit_place_size());
   if (count == 0) return absl::OkStatus();
   if (request.channel() == 0) return absl::InvalidArgumentError("unit_place: without a channel");
+  if (request.place_xxh3() != PlaceXxh3(request)) {
+    return absl::DataLossError("place_xxh3 is not that of channel, keys, ranges and unit_place");
+  }
   uint64_t num_units = 0;
   for (const UnitRange& range : ranges) num_units += range.end - range.first;
   if (ranges.empty() || count == num_units) return absl::OkStatus();
@@ -188,8 +191,15 @@ void GetCall::Continue(bool refill_is_over) {
   }
 }
 
+bool GetCall::HasEnded() {
+  MutexLock lock(&mutex_);
+  return !end_.ok();
+}
+
 void GetCall::Refill() {
   for (bool is_enough = false; !is_enough;) {
+    // Not one more frame for who has gone: it may write to memory that has another use by now.
+    if (HasEnded()) return Continue(/*refill_is_over=*/true);
     absl::StatusOr<grpc::ByteBuffer> frame = source_->Next();
     if (!frame.ok()) End(frame.status());
     {

@@ -58,6 +58,7 @@ class GetCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // is the refilling one and says that it goes on.
   void Continue(bool refill_is_over);
   void Refill();
+  bool HasEnded();
   void End(const absl::Status& status);
 
   const ServiceParts& parts_;

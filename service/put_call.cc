@@ -107,8 +107,15 @@ absl::Status PutCall::Write(const Frame& frame, const TicketPlan& plan) {
   TransferCounters& counters = parts_.metrics->transfer();
   const PutFrameHeader& header = frame.header;
   FrameUnits from{.payload = frame.payload};
-  const absl::Duration left = deadline_.Left();
-  const auto load = [&](uint64_t offset, uint64_t bytes) {
+  uint64_t bytes_left = header.window_bytes;
+  const auto load = [&](uint64_t offset, uint64_t bytes) -> absl::StatusOr<FramePayload> {
+    if (bytes > bytes_left) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("frame: window_bytes ", header.window_bytes, ", its units are larger"));
+    }
+    bytes_left -= bytes;
+    const absl::Duration left = deadline_.Left();
+    if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("the call is over");
     counters.put_channel_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     return frame.channel->Load(offset, bytes, left);
   };

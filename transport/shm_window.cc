@@ -30,7 +30,12 @@ class ShmWindow final : public Window {
   // The service sends nothing after its reply: whatever happens on the socket is its end.
   bool is_alive() override {
     pollfd entry = {.fd = socket_.get(), .events = POLLIN | POLLRDHUP};
-    return poll(&entry, 1, 0) == 0;
+    int num_events = 0;
+    do {
+      num_events = poll(&entry, 1, 0);
+    } while (num_events < 0 && errno == EINTR);
+    // Not knowing is no end: who believes in one may use memory that the service still writes to.
+    return num_events <= 0;
   }
 
  private:

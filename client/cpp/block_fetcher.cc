@@ -12,6 +12,7 @@
 #include "kernels/layout/planes.h"
 #include "kvstow/v1/data.pb.h"
 #include "proto/convert.h"
+#include "proto/status.h"
 
 namespace kvstow {
 namespace {
@@ -52,10 +53,11 @@ absl::Status ReceiveFrames(RawStream& stream, const BulkArea* area, BlockReceive
   return absl::OkStatus();
 }
 
-// What only the service says, and only when it does nothing more for the call.
+// What only the service says, and only when it does nothing more for the call. gRPC says
+// kResourceExhausted as well, without a hint.
 bool IsAnswer(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
-         absl::IsResourceExhausted(status);
+         (absl::IsResourceExhausted(status) && RetryAfter(status) > absl::ZeroDuration());
 }
 
 // The units of the planes, as ranges; none where they are all of a block's.
@@ -103,6 +105,7 @@ absl::Status BlockFetcher::Call(const KeyRange& range, const Way& way, const Blo
     request.mutable_unit_place()->Assign(way.placed->offsets.begin(), way.placed->offsets.end());
   }
   request.set_keys(KeysToBytes(range.keys));
+  if (way.buffer != nullptr) request.set_place_xxh3(PlaceXxh3(request));
   request.set_form(v1::FORM_ENCODED);
   stream.Write(ToByteBuffer(request));
   stream.WritesDone();

@@ -96,6 +96,22 @@ bool BulkArea::MayBeWritten() const {
   return open_->was_written && open_->window->is_alive();
 }
 
+bool BulkArea::Overlaps(absl::Span<const std::byte> bytes) const {
+  const std::less<> is_before;  // also of pointers into other memory
+  return is_before(bytes.data(), memory_.data() + memory_.size()) &&
+         is_before(memory_.data(), bytes.data() + bytes.size());
+}
+
+std::vector<std::shared_ptr<BulkArea>> BulkWindows::WrittenBuffers() const {
+  std::vector<std::shared_ptr<BulkArea>> written;
+  MutexLock lock(&mutex_);
+  for (const std::weak_ptr<BulkArea>& weak : buffers_) {
+    std::shared_ptr<BulkArea> buffer = weak.lock();
+    if (buffer != nullptr && buffer->MayBeWritten()) written.push_back(std::move(buffer));
+  }
+  return written;
+}
+
 absl::StatusOr<std::shared_ptr<BulkArea>> BulkWindows::OpenBuffer(int64_t bytes,
                                                                   absl::Time deadline) {
   const std::vector<PathKind>& paths = connection_->options().paths;

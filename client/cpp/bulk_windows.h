@@ -56,6 +56,7 @@ class BulkArea {
   // A call that ended badly, and whose service is still there, had the service write here.
   void AbandonWritten();
   bool MayBeWritten() const;
+  bool Overlaps(absl::Span<const std::byte> bytes) const;
 
  private:
   friend class BulkWindows;
@@ -89,6 +90,8 @@ class BulkWindows {
   absl::StatusOr<std::shared_ptr<BulkArea>> OpenBuffer(int64_t bytes, absl::Time deadline);
   // The buffer that `at` points into, usable or not; null: none.
   std::shared_ptr<BulkArea> BufferAt(const std::byte* at) const;
+  // Those of OpenBuffer that MayBeWritten.
+  std::vector<std::shared_ptr<BulkArea>> WrittenBuffers() const;
   // Which path the last transfers took, and why not a better one; for people.
   std::string Explain() const;
 

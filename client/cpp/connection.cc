@@ -71,6 +71,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const KvClientOptions& options, int c
   const auto silence_ms = static_cast<int>(absl::ToInt64Milliseconds(options.silence));
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, silence_ms);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, silence_ms);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no limit: a call may wait for long
   return grpc::CreateCustomChannel(options.target, grpc::InsecureChannelCredentials(), args);
 }
 

@@ -40,21 +40,6 @@ std::vector<LayerRange> LayerGroups(const BlockLayout& layout, int64_t num_block
   return groups;
 }
 
-// kFailedPrecondition: rows in a WindowBuffer that the service may still be writing to.
-absl::Status CheckNotWritten(const BulkWindows& windows, absl::Span<const LayerRows> layers) {
-  for (size_t i = 0; i < layers.size(); ++i) {
-    for (const RowsView* view : {&layers[i].k, &layers[i].v}) {
-      const std::shared_ptr<BulkArea> buffer = windows.BufferAt(view->data);
-      if (buffer == nullptr || !buffer->MayBeWritten()) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("layers[", i,
-                       "]: a Get into this WindowBuffer ended badly and the service "
-                       "may still write there; make another one"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<GetSummary> KvClient::Get(const Model& model, absl::Span<const BlockKey> keys,
@@ -70,7 +55,12 @@ absl::StatusOr<GetSummary> KvClient::Get(const Model& model, absl::Span<const Bl
         absl::StrCat("first_token: ", first_token, ", want 0 or more"));
   }
   const Connection& connection = *state_->connection;
-  KVSTOW_RETURN_IF_ERROR(CheckNotWritten(*state_->windows, layers));
+  const std::vector<int32_t> planes =
+      PlanesOf(layout, {.first = 0, .count = layout.num_layers()}, options.heads);
+  KVSTOW_RETURN_IF_ERROR(
+      CheckNotWritten(*state_->windows, layout, planes, options.heads, layers,
+                      {.first = first_token,
+                       .count = static_cast<int64_t>(keys.size()) * layout.tokens_per_block()}));
   const RowsPlace place{.layers = layers, .first_token = first_token, .heads = options.heads};
   const std::vector<LayerRange> groups =
       LayerGroups(layout, static_cast<int64_t>(keys.size()), options);

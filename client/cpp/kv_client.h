@@ -145,9 +145,10 @@ class KvClient {
                                                        const PutRequest& request);
 
   // Fills `layers` with the blocks named by `keys`: block i holds tokens
-  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched,
-  // unless it came damaged (kDataLoss): shared memory is checked while it is copied. An error:
-  // nothing came. Where the call broke off later, `blocks` says which blocks did not come.
+  // [first_token + i * tokens_per_block, ...). A block that misses leaves its rows untouched (but
+  // see window_buffer.h), unless it came damaged (kDataLoss): shared memory is checked while it is
+  // copied. An error: nothing came. Where the call broke off later, `blocks` says which blocks did
+  // not come.
   absl::StatusOr<GetSummary> Get(const Model& model, absl::Span<const BlockKey> keys,
                                  absl::Span<const LayerRows> layers, int64_t first_token = 0,
                                  const GetOptions& options = {});

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "client/cpp/bulk_windows.h"
 #include "client/cpp/kv_client.h"
 
 namespace kvstow {
@@ -33,5 +34,17 @@ int64_t RowBytes(const BlockLayout& layout, absl::Span<const int32_t> planes);
 // the model, while the caller's begins with the first one of `heads`.
 RowsView ViewOfPlane(const BlockLayout& layout, int32_t plane_idx, const HeadRange& heads,
                      const LayerRows& rows);
+
+// Tokens [first, first + count) of planes of a call's layers.
+struct TokenRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// kFailedPrecondition: rows in a WindowBuffer that the service may still be writing to, as a Get
+// into it ended badly. `layers` begins with the layer of planes[0].
+absl::Status CheckNotWritten(const BulkWindows& windows, const BlockLayout& layout,
+                             absl::Span<const int32_t> planes, const HeadRange& heads,
+                             absl::Span<const LayerRows> layers, const TokenRange& tokens);
 
 }  // namespace kvstow

@@ -90,6 +90,17 @@ PutSummary NewSummary(const PutPlan& plan, size_t num_tokens) {
   return summary;
 }
 
+// Of the blocks of `plan` from `first_block` on.
+absl::Status CheckNotWritten(const PutPlan& plan, int64_t first_block, const RowsOfLayers& rows) {
+  const BlockLayout& layout = *plan.model.layout;
+  const LayerRange layers{rows.first_layer, static_cast<int32_t>(rows.rows.size())};
+  const auto num_blocks = static_cast<int64_t>(plan.keys.size()) - first_block;
+  return CheckNotWritten(*plan.client->windows, layout, PlanesOf(layout, layers, plan.heads),
+                         plan.heads, rows.rows,
+                         {.first = first_block * layout.tokens_per_block(),
+                          .count = num_blocks * layout.tokens_per_block()});
+}
+
 void Count(const PutOutcome& outcome, PutSummary& summary) {
   if (outcome.status.ok()) {
     ++summary.num_stored;
@@ -129,6 +140,8 @@ absl::StatusOr<PutSummary> KvClient::Put(const Model& model, const PutRequest& r
   KVSTOW_ASSIGN_OR_RETURN(const PutPlan plan, MakePlan(state_, model, request));
   KVSTOW_RETURN_IF_ERROR(CheckNumLayers(*model.layout, request.layers.size()));
   KVSTOW_RETURN_IF_ERROR(CheckRows(*model.layout, 0, request.layers));
+  KVSTOW_RETURN_IF_ERROR(
+      CheckNotWritten(plan, request.first_block, {.first_layer = 0, .rows = request.layers}));
   const Connection& connection = *state_->connection;
   const absl::Time deadline = connection.clock().Now() + connection.options().data_timeout;
   PutSummary summary = NewSummary(plan, request.tokens.size());
@@ -179,6 +192,7 @@ struct PutSession::State {
   explicit State(PutPlan put_plan) : plan(std::move(put_plan)), batch(plan) {}
 
   const PutPlan plan;
+  int64_t first_block = 0;
   PutSummary summary;
   PutBatch batch;
   std::vector<bool> has_layer;
@@ -195,6 +209,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> KvClient::StartPut(const Model& mode
                                                                const PutRequest& request) {
   KVSTOW_ASSIGN_OR_RETURN(PutPlan plan, MakePlan(state_, model, request));
   auto state = std::make_unique<PutSession::State>(std::move(plan));
+  state->first_block = request.first_block;
   state->summary = NewSummary(state->plan, request.tokens.size());
   state->has_layer.resize(model.layout->num_layers());
   KVSTOW_RETURN_IF_ERROR(
@@ -218,8 +233,9 @@ absl::Status PutSession::PutLayer(int32_t layer_idx, const LayerRows& rows) {
   }
   KVSTOW_RETURN_IF_ERROR(CheckRows(layout, layer_idx, {&rows, 1}));
   KVSTOW_RETURN_IF_ERROR(state_->failure);
-  state_->failure =
-      state_->batch.Send({.first_layer = layer_idx, .rows = {&rows, 1}}, state_->Deadline());
+  const RowsOfLayers layer{.first_layer = layer_idx, .rows = {&rows, 1}};
+  KVSTOW_RETURN_IF_ERROR(CheckNotWritten(state_->plan, state_->first_block, layer));
+  state_->failure = state_->batch.Send(layer, state_->Deadline());
   if (state_->failure.ok()) state_->has_layer[layer_idx] = true;
   return state_->failure;
 }

@@ -13,9 +13,13 @@
 // a Get by the client, where it stands.
 //
 // The service may write to the destination of a Get until the call has ended. Where a Get ends
-// badly (its deadline passes, the connection breaks) the service may do so even then: as long as it
-// lives, further Gets into the buffer are kFailedPrecondition. Then, and when the service is gone,
-// the buffer is ordinary memory: make another one.
+// badly (its deadline passes, the connection breaks) the service may do so a little longer: as long
+// as it lives, Put and Get of this client refuse the memory (kFailedPrecondition). Use it for
+// nothing, not with another client either, and make another one. When the service is gone, the
+// buffer is ordinary memory.
+//
+// A block that misses leaves its rows as they were, but for a Get into a buffer: units that came in
+// place before it failed have been written.
 //
 // Thread safety: all methods may be called at once.
 #pragma once

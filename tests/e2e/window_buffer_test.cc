@@ -9,6 +9,7 @@
 
 #include "kernels/layout/planes.h"
 #include "kvstow/v1/channels.grpc.pb.h"
+#include "proto/convert.h"
 #include "tests/e2e/store_fixture.h"
 #include "transport/shm_window.h"
 
@@ -199,6 +200,21 @@ TEST_F(WindowBuffers, TakeNoFurtherGetWhileALateServiceMayWriteThere) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("layers[0]"));
   daemon_->Signal(SIGCONT);
   EXPECT_TRUE(absl::IsFailedPrecondition(GetInto(result, kv).status())) << "it is still there";
+  // Nor are rows taken from there that it may change under our hands, from wherever they are told.
+  const KvData other(model_.spec, 6, 4);
+  EXPECT_TRUE(absl::IsFailedPrecondition(PutFrom(result, other, "raw").status()));
+  std::vector<LayerRows> behind(result.layers().begin(), result.layers().end());
+  const int64_t block_tokens = model_.layout->tokens_per_block();
+  for (LayerRows& layer : behind) {
+    layer.k.data -= block_tokens * layer.k.token_stride_bytes;
+    layer.v.data -= block_tokens * layer.v.token_stride_bytes;
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      client_->Get(model_, KeysOf(kv), behind, /*first_token=*/block_tokens).status()));
+  const absl::StatusOr<std::unique_ptr<PutSession>> session =
+      client_->StartPut(model_, {.tokens = other.tokens()});
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_TRUE(absl::IsFailedPrecondition((*session)->PutLayer(0, result.layers()[0])));
   daemon_->Kill();
   ASSERT_TRUE(daemon_->Start()) << daemon_->log();
   ASSERT_TRUE(Eventually([&] { return writer->RegisterModel(model_.spec).ok() && put(); },
@@ -227,11 +243,13 @@ TEST_F(WindowBuffers, PlacesThatAreNoneOfTheWindowAreRefused) {
   v1::OpenChannelResponse opened;
   ASSERT_TRUE(channels->OpenChannel(Deadline().get(), open, &opened).ok());
 
+  uint64_t flipped = 0;
   const auto get = [&](uint64_t channel, int num_places, uint64_t place) {
     v1::GetRequest request;
     request.set_keys(PackKeys(KeysOf(kv)));
     request.set_channel(channel);
     for (int i = 0; i < num_places; ++i) request.add_unit_place(place);
+    request.set_place_xxh3(PlaceXxh3(request) ^ flipped);
     const auto context = Deadline();
     const auto reader = daemon_->data().Get(context.get(), request);
     for (v1::GetFrame frame; reader->Read(&frame);) {
@@ -246,6 +264,10 @@ TEST_F(WindowBuffers, PlacesThatAreNoneOfTheWindowAreRefused) {
   }
   EXPECT_THAT(get(opened.channel(), num_planes - 1, 0).error_message(), HasSubstr("unit_place"));
   EXPECT_THAT(get(0, num_planes, 0).error_message(), HasSubstr("without a channel"));
+  std::memset((*window)->memory().data(), 0xA5, (*window)->memory().size());
+  flipped = 1;
+  EXPECT_EQ(get(opened.channel(), num_planes, 0).error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(static_cast<uint8_t>((*window)->memory()[0]), 0xA5) << "nothing was written";
 
   v1::PutFrame frame = FrameOf(kv, 0, 0, 1);
   frame.set_ticket(calls_->ReserveOne(Sha256("another"), "raw").ticket());
@@ -258,6 +280,11 @@ TEST_F(WindowBuffers, PlacesThatAreNoneOfTheWindowAreRefused) {
     EXPECT_EQ(calls_->PutFrames({&frame, 1}).status().code(),
               static_cast<int>(absl::StatusCode::kInvalidArgument));
   }
+  // What a frame says that it holds is what calls are admitted by.
+  frame.clear_unit_offset();
+  frame.add_unit_offset(0);
+  frame.set_window_bytes(frame.window_bytes() - 1);
+  EXPECT_THAT(calls_->PutFrames({&frame, 1}).status().message(), HasSubstr("window_bytes"));
 }
 
 TEST_F(WindowBuffers, CannotBeHadWithoutSharedMemoryAndTheReasonIsTold) {

@@ -2,6 +2,7 @@
 // and what it holds afterwards. The common promises are in contract_test.cc.
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <thread>
@@ -275,6 +277,36 @@ TEST_F(ShmTest, AnAttachedWindowHasNoTimeLimit) {
   EXPECT_TRUE(Eventually([&] { return !(*later)->is_alive(); }, kPatience));
   EXPECT_TRUE((*kept)->is_alive());
   EXPECT_TRUE((*channel)->is_alive());
+}
+
+// A profiler's signals, for example. Who takes a living service for gone may use memory again that
+// it still writes to.
+TEST_F(ShmTest, SignalsDoNotMakeAWindowLookDead) {
+  Listen();
+  absl::StatusOr<std::unique_ptr<Window>> window = Open();
+  ASSERT_TRUE(window.ok()) << window.status();
+  const auto channel = transport_->Attach((*window)->ticket(), kPatience);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  static std::atomic<int64_t> num_signals{0};
+  num_signals = 0;
+  struct sigaction action = {};
+  struct sigaction before = {};
+  action.sa_handler = [](int) { ++num_signals; };
+  sigaction(SIGUSR1, &action, &before);
+  std::atomic<bool> is_over{false};
+  const pthread_t poller = pthread_self();
+  std::thread sender([&] {
+    while (!is_over) pthread_kill(poller, SIGUSR1);
+  });
+  int64_t num_asked = 0;
+  int64_t num_dead = 0;
+  for (; num_signals < 20000; ++num_asked) {
+    if (!(*window)->is_alive()) ++num_dead;
+  }
+  is_over = true;
+  sender.join();
+  sigaction(SIGUSR1, &before, nullptr);
+  EXPECT_EQ(num_dead, 0) << "of " << num_asked;
 }
 
 TEST_F(ShmTest, ASilentConnectionEnds) {
