@@ -55,13 +55,11 @@ absl::StatusOr<GetSummary> KvClient::Get(const Model& model, absl::Span<const Bl
         absl::StrCat("first_token: ", first_token, ", want 0 or more"));
   }
   const Connection& connection = *state_->connection;
-  const std::vector<int32_t> planes =
-      PlanesOf(layout, {.first = 0, .count = layout.num_layers()}, options.heads);
-  KVSTOW_RETURN_IF_ERROR(
-      CheckNotWritten(*state_->windows, layout, planes, options.heads, layers,
-                      {.first = first_token,
-                       .count = static_cast<int64_t>(keys.size()) * layout.tokens_per_block()}));
   const RowsPlace place{.layers = layers, .first_token = first_token, .heads = options.heads};
+  KVSTOW_RETURN_IF_ERROR(
+      CheckNotWritten(*state_->windows, layout,
+                      PlanesOf(layout, {.first = 0, .count = layout.num_layers()}, options.heads),
+                      place, static_cast<int64_t>(keys.size()) * layout.tokens_per_block()));
   const std::vector<LayerRange> groups =
       LayerGroups(layout, static_cast<int64_t>(keys.size()), options);
   FetchJob job{.model = model,

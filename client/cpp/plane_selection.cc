@@ -61,20 +61,20 @@ RowsView ViewOfPlane(const BlockLayout& layout, int32_t plane_idx, const HeadRan
 }
 
 absl::Status CheckNotWritten(const BulkWindows& windows, const BlockLayout& layout,
-                             absl::Span<const int32_t> planes, const HeadRange& heads,
-                             absl::Span<const LayerRows> layers, const TokenRange& tokens) {
+                             absl::Span<const int32_t> planes, const RowsPlace& place,
+                             int64_t num_tokens) {
   const std::vector<std::shared_ptr<BulkArea>> buffers = windows.WrittenBuffers();
-  if (buffers.empty() || planes.empty() || tokens.count <= 0) return absl::OkStatus();
+  if (buffers.empty() || planes.empty() || num_tokens <= 0) return absl::OkStatus();
   const int32_t first_layer = layout.plane(planes[0]).layer_idx;
   for (const int32_t plane_idx : planes) {
     const PlaneInfo& plane = layout.plane(plane_idx);
     const RowsView view =
-        ViewOfPlane(layout, plane_idx, heads, layers[plane.layer_idx - first_layer]);
+        ViewOfPlane(layout, plane_idx, place.heads, place.layers[plane.layer_idx - first_layer]);
     const int64_t row_bytes = plane.row_bytes / layout.tokens_per_block();
     const std::byte* const begin = view.data + plane.head_idx * view.head_stride_bytes +
-                                   tokens.first * view.token_stride_bytes;
+                                   place.first_token * view.token_stride_bytes;
     const absl::Span<const std::byte> rows(
-        begin, static_cast<size_t>((tokens.count - 1) * view.token_stride_bytes + row_bytes));
+        begin, static_cast<size_t>((num_tokens - 1) * view.token_stride_bytes + row_bytes));
     for (const std::shared_ptr<BulkArea>& buffer : buffers) {
       if (!buffer->Overlaps(rows)) continue;
       return absl::FailedPreconditionError(

@@ -35,16 +35,18 @@ int64_t RowBytes(const BlockLayout& layout, absl::Span<const int32_t> planes);
 RowsView ViewOfPlane(const BlockLayout& layout, int32_t plane_idx, const HeadRange& heads,
                      const LayerRows& rows);
 
-// Tokens [first, first + count) of planes of a call's layers.
-struct TokenRange {
-  int64_t first = 0;
-  int64_t count = 0;
+// Where the rows of a call are.
+struct RowsPlace {
+  absl::Span<const LayerRows> layers;
+  int64_t first_token = 0;  // of block 0
+  HeadRange heads;
 };
 
-// kFailedPrecondition: rows in a WindowBuffer that the service may still be writing to, as a Get
-// into it ended badly. `layers` begins with the layer of planes[0].
+// kFailedPrecondition: of these planes, rows of `num_tokens` tokens in a WindowBuffer that the
+// service may still be writing to, as a Get into it ended badly. `place.layers` begins with the
+// layer of planes[0].
 absl::Status CheckNotWritten(const BulkWindows& windows, const BlockLayout& layout,
-                             absl::Span<const int32_t> planes, const HeadRange& heads,
-                             absl::Span<const LayerRows> layers, const TokenRange& tokens);
+                             absl::Span<const int32_t> planes, const RowsPlace& place,
+                             int64_t num_tokens);
 
 }  // namespace kvstow

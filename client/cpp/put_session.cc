@@ -96,9 +96,10 @@ absl::Status CheckNotWritten(const PutPlan& plan, int64_t first_block, const Row
   const LayerRange layers{rows.first_layer, static_cast<int32_t>(rows.rows.size())};
   const auto num_blocks = static_cast<int64_t>(plan.keys.size()) - first_block;
   return CheckNotWritten(*plan.client->windows, layout, PlanesOf(layout, layers, plan.heads),
-                         plan.heads, rows.rows,
-                         {.first = first_block * layout.tokens_per_block(),
-                          .count = num_blocks * layout.tokens_per_block()});
+                         {.layers = rows.rows,
+                          .first_token = first_block * layout.tokens_per_block(),
+                          .heads = plan.heads},
+                         num_blocks * layout.tokens_per_block());
 }
 
 void Count(const PutOutcome& outcome, PutSummary& summary) {

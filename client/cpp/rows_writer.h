@@ -13,15 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/cpp/block_receiver.h"
+#include "client/cpp/plane_selection.h"
 
 namespace kvstow {
-
-// Where rows are written to.
-struct RowsPlace {
-  absl::Span<const LayerRows> layers;
-  int64_t first_token = 0;  // of block 0
-  HeadRange heads;
-};
 
 class RowsWriter {
  public:
