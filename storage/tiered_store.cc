@@ -165,15 +165,22 @@ void TieredStore::Impl::Maintain() {
   }
   DropIdle();
   KeepHeadroom();
-  // The clocks go on while a device is slow.
-  while (hbm != nullptr && !is_stopping && RaiseOne()) Expire();
+  MoveWaiting();
   if (nvme == nullptr) return;
-  while (!is_stopping && WriteOne()) {
-    Expire();
-    if (hbm != nullptr) RaiseOne();
-  }
   FlushWhenIdle();
   if (clock->Now() >= last_policy_save + kPolicySavePeriod) SavePolicy(/*is_end=*/false);
+}
+
+void TieredStore::Impl::MoveWaiting() {
+  // What waits now. Blocks that are hit or sealed meanwhile may come faster than they are moved:
+  // the next round, which begins at once, moves those, so that the rest of this one has its turn.
+  int64_t steps = std::max(queue.num_items(), rising.num_items());
+  for (; steps > 0 && !is_stopping; --steps) {
+    // The disk first, and before each block that moves up: writers wait for it, nobody for hbm.
+    if (nvme != nullptr) WriteOne();
+    if (hbm != nullptr) RaiseOne();
+    Expire();  // the clocks go on while a device is slow
+  }
 }
 
 // --- TieredStore ---

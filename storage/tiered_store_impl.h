@@ -124,6 +124,8 @@ struct TieredStore::Impl {
   std::shared_ptr<const TurnUse> RestorePolicy();
   void SavePolicy(bool is_end);
   void Maintain();
+  // Writes and raises as many blocks as wait at its beginning.
+  void MoveWaiting();
   // Persist: OK on disk; kCancelled: waits; else the failure.
   absl::Status PersistStep(const BlockKey& key, bool& is_tried);
 

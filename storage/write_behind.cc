@@ -33,6 +33,11 @@ int64_t WriteBehindQueue::waiting_bytes() const {
   return waiting_bytes_;
 }
 
+int64_t WriteBehindQueue::num_items() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int64_t>(items_.size());
+}
+
 void WriteBehindQueue::WaitForWork(absl::Duration timeout) {
   MutexLock lock(&mutex_);
   if (items_.empty() && !is_woken_) has_work_.WaitFor(&mutex_, timeout);

@@ -34,6 +34,7 @@ class WriteBehindQueue {
   void Done(const WriteBehindItem& item);
 
   int64_t waiting_bytes() const;
+  int64_t num_items() const;  // that Pop would give
 
   // Waits until there is an item, Wake was called, or `timeout`.
   void WaitForWork(absl::Duration timeout);

@@ -159,6 +159,56 @@ TEST_F(StoreHbmTest, WhatLivesInHbmOnlyIsWrittenToDiskWhenAskedFor) {
   EXPECT_EQ(store_->Stats().policy_files_set_aside, 0);
 }
 
+// Hits may come faster than blocks move up: then some wait at all times.
+TEST_F(StoreHbmTest, HitsThatKeepArrivingKeepNoSealedBlockFromTheDisk) {
+  options_.nvme_path = dir_.path() + "/store";
+  options_.dram_bytes = 8 * kMiB;
+  OpenWithHbm(2 * kMiB);
+  for (uint64_t number = 0; number < 10; ++number) ASSERT_TRUE(Put(number, kBlock).ok());
+  store_->RunMaintenance();
+  for (uint64_t number = 20; number < 23; ++number) ASSERT_TRUE(Put(number, kBlock).ok());
+  ASSERT_TRUE(HasExactly(0, kBlock));
+  constexpr int kRaisesMax = 100;  // so that a round without an end fails, and does not hang
+  int raises = 0;
+  device_->OnCopyToDevice([&] {
+    if (++raises == 1) {
+      EXPECT_TRUE(Where(20).in_nvme) << "the disk goes first";
+    }
+    if (raises >= kRaisesMax) return;
+    for (uint64_t number = 0; number < 10; ++number) EXPECT_TRUE(HasExactly(number, kBlock));
+  });
+  store_->RunMaintenance();
+  device_->OnCopyToDevice(nullptr);
+  EXPECT_GE(raises, 1);
+  EXPECT_LT(raises, kRaisesMax);
+  for (uint64_t number = 20; number < 23; ++number) EXPECT_TRUE(Where(number).in_nvme) << number;
+}
+
+// What maintenance does besides moving blocks comes once a round.
+TEST_F(StoreHbmTest, HitsAndSealsThatKeepArrivingLeaveARoundItsEnd) {
+  options_.nvme_path = dir_.path() + "/store";
+  options_.dram_bytes = 8 * kMiB;
+  OpenWithHbm(2 * kMiB);
+  constexpr int kRaisesMax = 100;
+  int raises = 0;
+  const auto seal_and_hit = [&] {
+    const auto number = static_cast<uint64_t>(raises);
+    EXPECT_TRUE(Put(number, kBlock).ok());
+    EXPECT_TRUE(HasExactly(number, kBlock));
+  };
+  seal_and_hit();
+  device_->OnCopyToDevice([&] {
+    if (++raises < kRaisesMax) seal_and_hit();
+  });
+  store_->RunMaintenance();
+  EXPECT_EQ(raises, 1);
+  store_->RunMaintenance();  // goes on with what came meanwhile
+  device_->OnCopyToDevice(nullptr);
+  EXPECT_EQ(raises, 2);
+  EXPECT_TRUE(Where(1).in_nvme);
+  EXPECT_TRUE(Where(1).in_hbm);
+}
+
 TEST_F(StoreHbmTest, AFullIndexDropsBlocksOfHbmToo) {
   options_.blocks_max = 3;
   OpenWithHbm(2 * kMiB);

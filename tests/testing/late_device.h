@@ -5,6 +5,7 @@
 //   auto device = std::make_shared<LateDevice>(seed, 1 << 20);
 //   device->Hang(true);    // waits end with kDeadlineExceeded, at once
 //   device->Break(true);   // every call answers kUnavailable
+//   device->OnCopyToDevice([&] { ... });   // what others do meanwhile; it may call the device
 //
 // Device addresses name no host memory: reading them ends the process.
 #pragma once
@@ -38,6 +39,11 @@ class LateDevice final : public DeviceMemory, public std::enable_shared_from_thi
   void Break(bool is_broken) {
     MutexLock lock(&mutex_);
     is_broken_ = is_broken;
+  }
+  // `meanwhile` runs at the beginning of each copy to the device, in its thread. Null: no more.
+  void OnCopyToDevice(std::function<void()> meanwhile) {
+    MutexLock lock(&mutex_);
+    meanwhile_ = std::move(meanwhile);
   }
   // Changes one byte of all that is stored, as failing memory would.
   void FlipBytes() {
@@ -81,6 +87,7 @@ class LateDevice final : public DeviceMemory, public std::enable_shared_from_thi
 
   absl::Status CopyToDevice(const DeviceStream& stream, DeviceAddress target,
                             const std::byte* source, int64_t bytes) override {
+    if (const std::function<void()> meanwhile = Meanwhile()) meanwhile();
     MutexLock lock(&mutex_);
     if (is_broken_) return Broken();
     Garbage(At(target, bytes), static_cast<size_t>(bytes));
@@ -124,6 +131,10 @@ class LateDevice final : public DeviceMemory, public std::enable_shared_from_thi
 
   static absl::Status Broken() { return absl::UnavailableError("the device fell off the bus"); }
 
+  std::function<void()> Meanwhile() {
+    MutexLock lock(&mutex_);
+    return meanwhile_;
+  }
   void Free(DeviceAddress base) {
     MutexLock lock(&mutex_);
     free_bytes_ += static_cast<int64_t>(slabs_.at(base).size());
@@ -168,6 +179,7 @@ class LateDevice final : public DeviceMemory, public std::enable_shared_from_thi
   std::vector<std::shared_ptr<Stream>> streams_;
   bool hangs_ = false;
   bool is_broken_ = false;
+  std::function<void()> meanwhile_;
 };
 
 }  // namespace kvstow::testing
