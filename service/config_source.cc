@@ -63,7 +63,7 @@ constexpr std::array<FieldHelp, 34> kFields = {{
     {"limits.calls_in_flight", "256", "", "64", "Put, Get and Verify calls at once"},
     {"limits.bytes_in_flight", "512MiB", "", "1GiB", "bytes held for these calls"},
     {"limits.blocks", "", "10000000, fewer where they take half the memory beside dram", "1000000",
-     "entries of the index, some 300 bytes each with the policy's"},
+     "blocks known at once; of memory each takes 500 bytes or more beside its own"},
     {"channels.shm_socket", "auto", "auto: listen.unix_socket with .shm after it",
      "/run/kvstow/shm.sock", "socket over which workers share memory; empty for none"},
     {"channels.max", "256", "", "64", "windows of workers at once"},

@@ -23,8 +23,6 @@ namespace {
 constexpr size_t kUnixPathBytesMax = 107;
 constexpr int64_t kDramBytesMin = int64_t{1} << 20;
 constexpr int64_t kHbmBytesMax = int64_t{1} << 44;  // what there is says the device
-// Index, at most 100, and policy, about 180 with a disk: tests hold both (storage/README.md).
-constexpr int64_t kBytesPerBlock = 300;
 constexpr int64_t kNvmeBytesMin = int64_t{1} << 20;
 constexpr int64_t kNvmeBytesMax = int64_t{1} << 50;
 // A data call holds 8 MiB of its own, and the blocks that it reads.
@@ -222,7 +220,7 @@ absl::Status CheckAddresses(const ServerOptions& options) {
 // machine has no memory left. Small numbers always do.
 int64_t BlocksThatFit(const StoreOptions& store, const Machine& machine) {
   constexpr int64_t kAlways = 200'000;
-  return std::max(kAlways, (machine.memory_bytes - store.dram_bytes) / kBytesPerBlock);
+  return std::max(kAlways, (machine.memory_bytes - store.dram_bytes) / store.BytesPerBlock());
 }
 
 absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
@@ -257,7 +255,7 @@ absl::Status CheckStore(const StoreOptions& store, const Machine& machine) {
   if (store.blocks_max > blocks_fit) {
     return BadField(
         "limits.blocks", absl::StrCat(store.blocks_max),
-        absl::StrCat("1 to ", blocks_fit, ": index and policy take ", kBytesPerBlock,
+        absl::StrCat("1 to ", blocks_fit, ": index, policy and tiers take ", store.BytesPerBlock(),
                      " bytes of each in the ", FormatBytes(machine.memory_bytes - store.dram_bytes),
                      " that dram.capacity leaves"));
   }

@@ -56,6 +56,11 @@ struct StoreOptions {
   // Background thread for write-behind and expiry. Tests turn it off and call RunMaintenance().
   bool background = true;
 
+  // Host memory that each block takes beside its own bytes, in prompts of 20 blocks or more: in the
+  // index, in the policy of each tier, in memory and on disk. README.md has the parts; tests hold
+  // it.
+  int64_t BytesPerBlock() const;
+
   // kInvalidArgument names the field and the limit.
   absl::Status Validate() const;
 };

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/log.h"
 #include "kernels/core/status_macros.h"
+#include "storage/policy/policy.h"
 #include "storage/tiered_store_impl.h"
 
 namespace kvstow {
@@ -78,6 +79,20 @@ absl::Status StoreOptions::Validate() const {
     }
   }
   return absl::OkStatus();
+}
+
+int64_t StoreOptions::BytesPerBlock() const {
+  // Index 100, a copy in memory 200, what all policies share 100.
+  constexpr int64_t kAll = 400;
+  // A tier's policy, and the disk's map. Ghosts cost what blocks do, and each tier has its own.
+  constexpr int64_t kTier = 100;
+  constexpr int64_t kTierWithGhosts = 400;
+  bool has_ghosts = false;
+  for (const policy::PolicyKind& kind : policy::AllPolicies()) {
+    if (kind.name == policy) has_ghosts = kind.has_ghosts;
+  }
+  const int64_t num_tiers = 1 + (hbm_bytes > 0 ? 1 : 0) + (nvme_path.empty() ? 0 : 1);
+  return kAll + num_tiers * (has_ghosts ? kTierWithGhosts : kTier);
 }
 
 // --- Impl: life ---

@@ -36,11 +36,11 @@ const std::vector<Row>& Rows() {
        [](const PolicyOptions& options, const BlockTree& tree) -> std::unique_ptr<Policy> {
          return std::make_unique<LruPolicy>(tree);
        }},
-      {{"s3fifo", "three queues: new, used again, ghosts"},
+      {{"s3fifo", "three queues: new, used again, ghosts", false, true},
        [](const PolicyOptions& options, const BlockTree& tree) -> std::unique_ptr<Policy> {
          return std::make_unique<S3FifoPolicy>(tree, options.tier_blocks);
        }},
-      {{"arc", "used once against used again, border by ghosts"},
+      {{"arc", "used once against used again, border by ghosts", false, true},
        [](const PolicyOptions& options, const BlockTree& tree) -> std::unique_ptr<Policy> {
          return std::make_unique<ArcPolicy>(tree, options.tier_blocks);
        }},

@@ -124,6 +124,7 @@ struct PolicyKind {
   std::string_view name;
   std::string_view about;  // one line for people
   bool is_oracle = false;
+  bool has_ghosts = false;  // remembers as many blocks that are gone as there are in a tier
 };
 
 // Every policy, baselines first, oracles last.

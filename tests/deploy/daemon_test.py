@@ -10,6 +10,7 @@ import urllib.request
 
 from daemon import MISSING, Daemon, run
 from manifests import (BASE, ROOT, config_of, kustomize_command, kvstow_of, named, pod_of, render)
+from rules import block_bytes
 
 NO_RENDERER = None if kustomize_command() else "neither kustomize nor kubectl is installed"
 DASHBOARD = os.path.join(ROOT, "deploy", "dashboards", "kvstow.json")
@@ -45,6 +46,14 @@ class Config(unittest.TestCase):
             done = check_config(text)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("folder /nonexistent does not exist", done.stderr)
+
+    def test_kvstowd_counts_the_bytes_of_a_block_that_the_rules_count(self):
+        disk = {"nvme.path": "/disk"}
+        for settings in ({}, disk, disk | {"hbm.capacity": "1GiB"}, disk | {"policy.name": "arc"},
+                         {"policy.name": "s3fifo"}):
+            flags = [f"--{name}={value}" for name, value in settings.items()]
+            done = run(["kvstowd", f"--limits.blocks={10**15}"] + flags)
+            self.assertIn(f" take {block_bytes(settings)} bytes of each", done.stderr)
 
     def test_kvstowd_refuses_a_misspelt_key_in_them(self):
         for text in (self.text, image_config()):

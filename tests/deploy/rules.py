@@ -13,13 +13,19 @@ from manifests import (config_bytes, config_of, config_seconds, containers_of, i
 
 RULES = []
 CANNOT_JUDGE = "cannot be judged"
-BLOCK_BYTES = 300  # index and policy: README.md, Limits
 MEMORY_SLACK_BYTES = 256 * 2**20
 DISK_SLACK = 1.15
 FLUSH_BYTES_PER_SECOND = 200e6
 STOP_SECONDS = 8               # the metrics page 2, slices 5, short calls 0.5: service/README.md
 ALLOWED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral",
                    "persistentVolumeClaim", "projected", "secret"}
+
+
+def block_bytes(settings):
+    """What a block takes beside its own bytes: README.md, Limits. daemon_test.py asks kvstowd."""
+    tiers = 1 + sum(name in settings for name in ("hbm.capacity", "nvme.path"))
+    has_ghosts = settings.get("policy.name") in ("s3fifo", "arc")
+    return 400 + tiers * (400 if has_ghosts else 100)
 
 
 def rule(function):
@@ -242,7 +248,7 @@ def one_user(documents):
 def memory_fits(documents):
     for name, _, container, settings in kvstow_pods(documents):
         need = (config_bytes(settings["dram.capacity"])
-                + BLOCK_BYTES * settings["limits.blocks"]
+                + block_bytes(settings) * settings["limits.blocks"]
                 + config_bytes(settings["limits.bytes_in_flight"]) + MEMORY_SLACK_BYTES)
         have = quantity(container["resources"]["limits"]["memory"])
         if have < need:

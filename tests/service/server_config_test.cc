@@ -147,11 +147,16 @@ TEST(ServerConfig, EveryFlagReachesItsOption) {
 // The index refuses blocks at its limit, so the limit must come before the end of the memory.
 TEST(ServerConfig, TheIndexFitsBesideTheMemoryTierUnlessToldOtherwise) {
   EXPECT_EQ(Accepted({}).store.blocks_max, 10'000'000);
-  // 1 GiB is left, of which half: 1,789,569 entries of 300 bytes.
-  EXPECT_EQ(Accepted({"--dram.capacity=15GiB"}).store.blocks_max, 1'789'569);
+  // 1 GiB is left, of which half: 1,073,741 blocks of 500 bytes, or fewer of more.
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB"}).store.blocks_max, 1'073'741);
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--nvme.path=/d"}).store.blocks_max, 894'784);
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--nvme.path=/d", "--hbm.capacity=1GiB",
+                      "--policy.name=arc"})
+                .store.blocks_max,
+            335'544);
   EXPECT_EQ(Accepted({"--dram.capacity=16GiB"}).store.blocks_max, 100'000);
-  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--limits.blocks=3000000"}).store.blocks_max,
-            3'000'000);
+  EXPECT_EQ(Accepted({"--dram.capacity=15GiB", "--limits.blocks=2000000"}).store.blocks_max,
+            2'000'000);
 }
 
 TEST(ServerConfig, FlagsWinOverTheFileWhereverItStands) {
@@ -245,6 +250,18 @@ TEST(ServerConfig, RefusesWrongFlagsByName) {
   for (const RefusedLine& c : cases) EXPECT_EQ(Refusal(c.args), c.text);
 }
 
+TEST(ServerConfig, RefusesMoreBlocksThanFitAndSaysWhatEachTakes) {
+  const std::vector<RefusedLine> cases = {
+      {{"--dram.capacity=3GiB", "--limits.blocks=27917288"},
+       "limits.blocks is 27917288, want 1 to 27917287: index, policy and tiers take 500 bytes of "
+       "each in the 13 GiB that dram.capacity leaves"},
+      {{"--dram.capacity=3GiB", "--nvme.path=/d", "--policy.name=s3fifo",
+        "--limits.blocks=11632204"},
+       "limits.blocks is 11632204, want 1 to 11632203: index, policy and tiers take 1200 bytes of "
+       "each in the 13 GiB that dram.capacity leaves"}};
+  for (const RefusedLine& c : cases) EXPECT_EQ(Refusal(c.args), c.text);
+}
+
 TEST(ServerConfig, RefusesWrongValuesByField) {
   const std::string units = " is not a number with a unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)";
   const std::string durations =
@@ -281,10 +298,6 @@ TEST(ServerConfig, RefusesWrongValuesByField) {
       {{"--limits.calls_in_flight=0"}, "limits.calls_in_flight is 0, want 1 to 65536"},
       {{"--limits.bytes_in_flight=1MiB"}, "limits.bytes_in_flight is 1 MiB, want 16 MiB to 16 GiB"},
       {{"--limits.blocks=0"}, "limits.blocks is 0, want 1 to 4294967296"},
-      {{"--dram.capacity=3GiB", "--limits.blocks=46528813"},
-       "limits.blocks is 46528813, want 1 to 46528812: index and policy take 300 bytes of each in "
-       "the "
-       "13 GiB that dram.capacity leaves"},
       {{"--metrics.address=9400"}, "metrics.address is \"9400\"" + address},
       {{"--metrics.address=localhost:"}, "metrics.address is \"localhost:\"" + address},
       {{"--listen.tcp=:7070"}, "listen.tcp is \":7070\"" + address},
