@@ -2,6 +2,7 @@
 // deadline, rows untouched, counter up.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -196,12 +197,16 @@ TEST_F(KvClientTest, ABlockOfWhichNothingCameIsNotOk) {
 
 TEST_F(KvClientTest, FramesOfBlocksThatWereNotAskedForEndTheCall) {
   const PutSummary put = PutAll();
+  // Outlives the test, and is set once: a service goes on a little after its client has gone.
+  static std::atomic<uint32_t> wrong_idx{0};
+  service_.hooks.get_frame = [](v1::GetFrame& frame, int) {
+    const uint32_t wrong = wrong_idx;
+    if (frame.block_idx() == 1) frame.set_block_idx(wrong == 0 ? 2 : wrong);
+    if (frame.block_idx() == 2 && wrong == 0 && frame.first_unit() == 3) frame.set_block_idx(0);
+    return true;
+  };
   for (const uint32_t wrong : {0u, 3u, 0xffffffffu}) {
-    service_.hooks.get_frame = [&](v1::GetFrame& frame, int) {
-      if (frame.block_idx() == 1) frame.set_block_idx(wrong == 0 ? 2 : wrong);
-      if (frame.block_idx() == 2 && wrong == 0 && frame.first_unit() == 3) frame.set_block_idx(0);
-      return true;
-    };
+    wrong_idx = wrong;
     EngineMemory target(*model_.layout);
     const absl::StatusOr<GetSummary> got = client_->Get(model_, put.keys, target.layers);
     ASSERT_TRUE(got.ok());
