@@ -251,6 +251,26 @@ class StoreModelTest : public testing::StoreTest {
     EXPECT_EQ(Dram().reserved_bytes, 0);
   }
 
+  // Of a store with a disk, to its end.
+  void UseAndRestart(uint64_t seed) {
+    Rng rng(seed);
+    for (int step = 0; step < 4000; ++step) {
+      SCOPED_TRACE(absl::StrCat("seed ", seed, " step ", step));
+      Step(rng);
+      if (HasFatalFailure()) return;
+      if (step % 50 == 0) CheckSums();
+      if (step % 1000 == 999) {
+        Drain();
+        open_.clear();
+        leases_.clear();
+        Open();  // restart: what is found is whole
+        CheckSums();
+      }
+    }
+    Drain();
+    CheckWholeAndEmpty();
+  }
+
   // All there is at the end is whole, and goes.
   void CheckWholeAndEmpty() {
     std::map<BlockKey, uint64_t> numbers;
@@ -290,25 +310,10 @@ TEST_F(StoreModelTest, RandomUseOfMemoryAgreesWithAModel) {
 
 TEST_F(StoreModelTest, RandomUseOfMemoryAndDiskAgreesWithAModel) {
   constexpr uint64_t kSeed = 20261203;
-  Rng rng(kSeed);
   options_.dram_bytes = 2 * kMiB;
   options_.nvme_bytes = 32 * kMiB;
   OpenWithDisk();
-  for (int step = 0; step < 4000; ++step) {
-    SCOPED_TRACE(absl::StrCat("seed ", kSeed, " step ", step));
-    Step(rng);
-    if (HasFatalFailure()) return;
-    if (step % 50 == 0) CheckSums();
-    if (step % 1000 == 999) {
-      Drain();
-      open_.clear();
-      leases_.clear();
-      Open();  // restart: what is found is whole
-      CheckSums();
-    }
-  }
-  Drain();
-  CheckWholeAndEmpty();
+  UseAndRestart(kSeed);
 }
 
 TEST_F(StoreModelTest, RandomUseOfHbmAndMemoryLosesNothingWhileThereIsRoom) {
@@ -331,26 +336,11 @@ TEST_F(StoreModelTest, RandomUseOfHbmAndMemoryLosesNothingWhileThereIsRoom) {
 
 TEST_F(StoreModelTest, RandomUseOfHbmMemoryAndDiskAgreesWithAModel) {
   constexpr uint64_t kSeed = 20261206;
-  Rng rng(kSeed);
   options_.dram_bytes = 2 * kMiB;
   options_.nvme_path = dir_.path() + "/store";
   options_.nvme_bytes = 32 * kMiB;
   OpenWithHbm(2 * kMiB);
-  for (int step = 0; step < 4000; ++step) {
-    SCOPED_TRACE(absl::StrCat("seed ", kSeed, " step ", step));
-    Step(rng);
-    if (HasFatalFailure()) return;
-    if (step % 50 == 0) CheckSums();
-    if (step % 1000 == 999) {
-      Drain();
-      open_.clear();
-      leases_.clear();
-      Open();
-      CheckSums();
-    }
-  }
-  Drain();
-  CheckWholeAndEmpty();
+  UseAndRestart(kSeed);
 }
 
 // Several threads and the background thread; any wrong byte is seen, since bytes follow from the

@@ -111,10 +111,7 @@ def run(args: argparse.Namespace, model: LanguageModel, choices: List[Choice]) -
 def check_gates(presets: List[str], scores: Dict[str, Dict[str, Scores]]) -> List[str]:
     broken = []
     for preset in presets:
-        total = Scores()
-        for part in scores[preset].values():
-            total.extend(part)
-        broken += broken_bands(preset, total)
+        broken += broken_bands(preset, Scores.total(scores[preset].values()))
     return broken
 
 

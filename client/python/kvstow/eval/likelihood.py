@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence
 
 from ..errors import InvalidArgumentError
 from .choices import Choice
@@ -54,9 +54,14 @@ class Scores:
         self.kl += kl.tolist()
         self.is_same_first += (exact.argmax(-1) == other.argmax(-1)).tolist()
 
-    def extend(self, other: Scores) -> None:
-        for field in dataclasses.fields(self):
-            getattr(self, field.name).extend(getattr(other, field.name))
+    @staticmethod
+    def total(parts: Iterable[Scores]) -> Scores:
+        """All tokens of all parts."""
+        total = Scores()
+        for part in parts:
+            for field in dataclasses.fields(part):
+                getattr(total, field.name).extend(getattr(part, field.name))
+        return total
 
     @property
     def num_tokens(self) -> int:

@@ -124,7 +124,7 @@ def measure_planes(
         for codec in MEASURED[role]
     }
     scores = score_texts(model, texts, [Choice.parse(word) for word in words], **options)
-    return {place: _total(scores[word]).mean_kl().value for word, place in words.items()}
+    return {place: Scores.total(scores[word].values()).mean_kl().value for word, place in words.items()}
 
 
 def least_bits_within(
@@ -150,13 +150,6 @@ def least_bits_within(
         if found is not None:
             return found
     return None
-
-
-def _total(scores: Dict[str, Scores]) -> Scores:
-    total = Scores()
-    for part in scores.values():
-        total.extend(part)
-    return total
 
 
 def _number(text: str, suffix: str) -> float:
@@ -212,7 +205,7 @@ class _Recommender:
         word = ",".join([plan.pair(), *plan.lines(), f"block={self.args.block}"])
         choice = Choice.parse(word)
         scores = score_texts(self.model, texts, [choice], histories=self.args.histories)
-        return _total(scores[word])
+        return Scores.total(scores[word].values())
 
     def change_of(self, plan: Plan) -> Tuple[float, float]:
         value, error = self.judge(plan, self.texts).perplexity_change()

@@ -18,9 +18,7 @@ Row = Dict[str, Any]
 
 def row_of(choice: Choice, scores: Dict[str, Scores], past: Past, history: int) -> Row:
     """One choice over all texts, and each text by itself. `past` tells layers and head dim."""
-    total = Scores()
-    for part in scores.values():
-        total.extend(part)
+    total = Scores.total(scores.values())
     return {
         "codecs": choice.text,
         "bits": choice.bits_per_value(past.num_layers, past.dim),
