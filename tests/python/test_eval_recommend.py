@@ -1,8 +1,11 @@
 """kvstow.eval.recommend: plans from measured costs. No model: costs and answers are given."""
 
+import sys
+
 import pytest
 
 import kvstow
+from kvstow.eval import recommend
 from kvstow.eval.choices import Choice
 from kvstow.eval.recommend import CostTable, least_bits_within
 
@@ -95,3 +98,11 @@ def test_what_needs_more_than_four_bits_more_is_found_too():
         return (0.0 if plan.bits >= 12 else 1.0), 0.0
 
     assert 12 <= least_bits_within(table_of(), 0.01, change_of).bits <= 13.5
+
+
+def test_without_torch_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    assert recommend.main(["model", "--docs", str(text), "--max-ppl", "1%"]) == 2
+    assert "pip install 'kvstow[eval]'" in capsys.readouterr().err

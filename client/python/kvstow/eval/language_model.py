@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any, List
 
-from ..errors import InvalidArgumentError
+from ..errors import FailedPreconditionError, InvalidArgumentError
 from ..hf import cache_layers
 from .past import Past
 
@@ -23,8 +23,11 @@ class LanguageModel:
     @staticmethod
     def load(name: str, dtype: str = "float32", num_threads: int = 0) -> LanguageModel:
         """`name`: a model of the hub, a folder, or a GGUF file."""
-        import torch
-        import transformers
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise FailedPreconditionError(f"{error}: pip install 'kvstow[eval]'") from error
 
         if num_threads:
             torch.set_num_threads(num_threads)
